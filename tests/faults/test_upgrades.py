@@ -50,9 +50,9 @@ class Build:
         _, output = await self.python("-c", script)
         code = output.strip()
         if self._order:
-            line = f'    "{code}": ({self._order}, {self._oldest}),\n'
+            line = f'    FunctionsVersion({self._order}, "{code}", {self._oldest}),\n'
             text = table.read_text()
-            end = text.index("\n}\n", text.index("VERSIONS: ")) + 1
+            end = text.index("\n)\n", text.index("VERSIONS = (")) + 1
             table.write_text(text[:end] + line + text[end:])
         self.version = FunctionsVersion(self._order, code, self._oldest)
         return self
@@ -183,7 +183,7 @@ async def test_workers_hand_back_when_their_functions_are_replaced(processes: Fa
     status, output = await newer.python("-c", script, cluster.store.url)
     assert status == 0, output
     for name in ("c1", "t1", "j1", "d1"):
-        assert await cluster.until_ended(name) == EXIT_FUNCTIONS
+        assert await cluster.until_ended(name) == EXIT_FUNCTIONS, cluster.log_of(name)
     cluster.start_controller("c2", **newer.environment)
     cluster.start_tool("t2", **newer.environment)
     await cluster.settle(ids)

@@ -3,7 +3,7 @@
 --                           :once    hash  'create:<key>', 'p:<key>', 'o:<action>' -> '<first>:<last>' of an append
 --        shard base         :index   zset  conversation -> created (ms)   :awaited :expiring :parked :dead  zsets
 --                           :notices stream   and those of wakeups, actions, admission, labels and webhooks
--- Holds: an append is made once, wholly or not at all; a former owner's is refused by its token.
+-- Holds: an append that is repeated is made once; a former owner's is refused by its token.
 
 local actions = require('log/lua/actions')
 local admission = require('log/lua/admission')
@@ -43,21 +43,26 @@ local function plan_start(shard, meta, cid, now, wall, start)
   return true
 end
 
+local NO_FIELDS = {}
+
 -- What is read of the conversation, at once: a call into the server costs more than the work it does here.
 local READ = {'last_id', 'closed', 'node', 'owner', 'token', 'rung', 'append_key', 'append_ids', 'crashes', 'mark',
   'awaited', 'noticed', 'open_in', 'created_ms', 'double_texting', 'busy', 'planned', 'tenant'}
+local CLOSED, NODE, OWNER, TOKEN, RUNG, APPEND_KEY, APPEND_IDS, CRASHES, MARK, AWAITED, NOTICED, OPEN_IN, CREATED,
+  DOUBLE_TEXTING, BUSY, PLANNED, TENANT = 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18
 
--- One append: its keys, what the call says, the times, and what the conversation has: `is`, by the names of READ.
--- Its steps add `open_in` and `whole` (see admission.decide), `created`, `must_wait`, `once_key`, `first` and `last`.
+-- One append: its keys, what the call says, the times, and what was found of the conversation, by the places in READ.
+-- Its steps add `key`, by which a repetition is known, `whole` (see admission.decide), `first`, and change `last`,
+-- `open_in` and `must_wait`. More fields would cost a larger table with every append.
 local function start(keys, args)
   local base, shard, call = keys[1], keys[2], cmsgpack.unpack(args[2])
   local meta = base .. ':meta'
   local now, wall, hooked = store.times_ms(shard)
-  local values, is = redis.call('HMGET', meta, unpack(READ)), {}
-  for at, name in ipairs(READ) do is[name] = values[at] or nil end
+  local found = redis.call('HMGET', meta, unpack(READ))
+  call.condition, call.fields = call.condition or '', call.fields or NO_FIELDS
   return {base = base, shard = shard, meta = meta, once = base .. ':once', cid = args[1], args = args, call = call,
-    by = call.by, condition = call.condition or '', fields = call.fields or {}, now = now, wall = wall, hooked = hooked,
-    is = is, last = tonumber(is.last_id), open_in = is.open_in, created = is.created_ms, must_wait = call.quiet}
+    now = now, wall = wall, hooked = hooked, found = found, last = tonumber(found[1] or ''), key = nil, first = nil,
+    open_in = found[OPEN_IN], must_wait = call.quiet}
 end
 
 -- Acknowledge the action's entry that a tool worker answers.
@@ -68,36 +73,37 @@ end
 -- Whether a producer's append is refused: the conversation is at work and takes no message then, or it need not expire
 -- any more.
 local function is_refused(a)
-  if a.condition == 'expire' then return a.is.planned ~= 'waiting' end
-  local policy = string.match(a.condition, '^message:(.*)$')
+  if a.call.condition == 'expire' then return a.found[PLANNED] ~= 'waiting' end
+  local policy = string.match(a.call.condition, '^message:(.*)$')
   if not policy then return false end
-  return (policy ~= '' and policy or a.is.double_texting) == 'reject' and a.is.busy == '1'
+  return (policy ~= '' and policy or a.found[DOUBLE_TEXTING]) == 'reject' and a.found[BUSY] == '1'
 end
 
 -- By who appends: the reply if nothing is to be written; nil otherwise.
 local check = {}
 
 function check.create(a)
-  a.once_key = 'create:' .. a.call.key
+  a.key = 'create:' .. a.call.key
   if a.last then
-    local range = store.get(a.once, a.once_key)
+    local range = store.get(a.once, a.key)
     return range and history.duplicate(range) or {'exists'}
   end
-  if a.call.inner then return nil end
   local refusal
-  refusal, a.open_in, a.whole = admission.decide(a.shard, given(a.fields, 'tenant') or '', a.call.elsewhere, a.now)
-  return refusal or a.is.closed and {'closed'}
+  if not a.call.inner then
+    refusal, a.open_in, a.whole = admission.decide(a.shard, given(a.call.fields, 'tenant') or '', a.call.elsewhere, a.now)
+  end
+  return refusal or a.found[CLOSED] and {'closed'}
 end
 
 function check.owner(a)
-  local call, is = a.call, a.is
+  local call = a.call
   if not a.last then return {'missing'} end
-  if is.owner ~= call.worker or is.token ~= call.token then return {'fenced'} end
-  a.this_call = call.token .. ':' .. call.seen .. ':' .. call.key .. call.checksum
-  if is.append_key == a.this_call then return history.duplicate(is.append_ids) end
+  if a.found[OWNER] ~= call.worker or a.found[TOKEN] ~= call.token then return {'fenced'} end
+  a.key = call.token .. ':' .. call.seen .. ':' .. call.key .. call.checksum
+  if a.found[APPEND_KEY] == a.key then return history.duplicate(a.found[APPEND_IDS]) end
   if not history.remembers(a.base, call.seen, call.checksum) then return {'lost', a.last} end
   if tonumber(call.seen) ~= a.last then return {'conflict', a.last} end
-  return is.closed and {'closed'}
+  return a.found[CLOSED] and {'closed'}
 end
 
 function check.tool(a)
@@ -107,7 +113,7 @@ function check.tool(a)
     reply = {'lost', a.last}
   else
     local range = store.get(a.once, 'o:' .. a.call.action)
-    reply = range and history.duplicate(range) or a.is.closed and {'closed'}
+    reply = range and history.duplicate(range) or a.found[CLOSED] and {'closed'}
   end
   if reply then acknowledge(a) end
   return reply
@@ -115,10 +121,10 @@ end
 
 function check.producer(a)
   if not a.last then return {'missing'} end
-  a.once_key = 'p:' .. a.call.key
-  local range = store.get(a.once, a.once_key)
+  a.key = 'p:' .. a.call.key
+  local range = store.get(a.once, a.key)
   if range then return history.duplicate(range) end
-  if a.is.closed then return {'closed'} end
+  if a.found[CLOSED] then return {'closed'} end
   if is_refused(a) then return {'busy'} end
   return a.call.seen and tonumber(a.call.seen) ~= a.last and {'conflict', a.last}
 end
@@ -126,9 +132,9 @@ end
 local function create(a)
   local call, meta, shard, cid, wall = a.call, a.meta, a.shard, a.cid, a.wall
   if not call.inner then
-    a.created = wall
+    a.found[CREATED] = wall
     redis.call('HSET', meta, 'open_in', a.open_in)
-    admission.count_open(shard, a.open_in, cid, given(a.fields, 'state'), wall)
+    admission.count_open(shard, a.open_in, cid, given(a.call.fields, 'state'), wall)
     if a.whole then redis.call('HSET', shard .. ':paces', a.open_in, string.format('%.0f', a.whole)) end
   end
   a.last = 0
@@ -143,26 +149,30 @@ end
 
 -- The fields that an append writes, and whether the labels are among them. Counts whether the conversation is open.
 local function fields_of(a)
-  local relabels, update = false, {'updated_ms', a.wall}
-  for at = 1, #a.fields, 2 do
-    local name, value = a.fields[at], a.fields[at + 1]
-    if a.by == 'create' or not FIXED[name] then
-      update[#update + 1] = name
-      update[#update + 1] = value
+  local fields, is_created, relabels, update = a.call.fields, a.call.by == 'create', false, {'updated_ms', a.wall}
+  -- Until its owner says otherwise; a message to a conversation that has not begun belongs to its task.
+  if a.call.by == 'producer' and a.found[PLANNED] ~= 'waiting' and string.find(a.call.condition, '^message:') then
+    update[3], update[4] = 'busy', '1'
+  end
+  local n = #update
+  for at = 1, #fields, 2 do
+    local name, value = fields[at], fields[at + 1]
+    if is_created or not FIXED[name] then
+      update[n + 1], update[n + 2], n = name, value, n + 2
       relabels = relabels or name == 'label_index'
     end
-    if a.by ~= 'create' and a.open_in and name == 'state' then
-      admission.count_open(a.shard, a.open_in, a.cid, value, a.created or a.wall)
+    if name == 'state' and not is_created and a.open_in then
+      admission.count_open(a.shard, a.open_in, a.cid, value, a.found[CREATED] or a.wall)
     end
   end
   return update, relabels
 end
 
 local function cancel_actions(a)
-  if not (a.is.node and a.call.cancels) then return end
+  if not (a.found[NODE] and a.call.cancels) then return end
   for _, action in ipairs(a.call.cancels) do
     local order = action == '0' and 'close' or 'cancel'
-    redis.call('XADD', a.shard .. ':act:node:' .. a.is.node, '*', 'c', a.cid, 'a', action, 'x', order)
+    redis.call('XADD', a.shard .. ':act:node:' .. a.found[NODE], '*', 'c', a.cid, 'a', action, 'x', order)
   end
 end
 
@@ -184,41 +194,36 @@ local function write_events(a)
   a.last = last
 end
 
--- Write the fields, with what tells a repetition of this append; a tool's is told by the action that it answers.
+-- Write the fields, with what tells a repetition of this append; the action that it answers tells a tool's.
 local function write_fields(a, update, relabels)
-  local by, ids, created = a.by, a.first .. ':' .. a.last, a.created or a.wall
-  update[#update + 1] = 'last_id'
-  update[#update + 1] = a.last
+  local by, ids, n = a.call.by, a.first .. ':' .. a.last, #update
+  update[n + 1], update[n + 2] = 'last_id', a.last
   if by == 'owner' then
     -- An append without events leaves the last id where it was: it must not pass for the append that moves it.
     if a.last >= a.first then
-      for _, value in ipairs({'append_key', a.this_call, 'append_ids', ids}) do update[#update + 1] = value end
+      update[n + 3], update[n + 4], update[n + 5], update[n + 6] = 'append_key', a.key, 'append_ids', ids
     end
   elseif by ~= 'tool' then
-    redis.call('HSET', a.once, a.once_key, ids)
+    redis.call('HSET', a.once, a.key, ids)
     redis.call('ZREM', a.shard .. ':dead', a.cid)
-    -- Until its owner says otherwise; a message to a conversation that has not begun belongs to its task.
-    if a.is.planned ~= 'waiting' and string.find(a.condition, '^message:') then
-      redis.call('HSET', a.meta, 'busy', '1')
-    end
   end
   if relabels and by ~= 'create' then labels.leave(a.shard, a.meta, a.cid) end
   redis.call('HSET', a.meta, unpack(update))
-  if relabels or by == 'create' then labels.enter(a.shard, a.meta, a.cid, created) end
-  if by == 'owner' and (a.is.crashes or a.is.mark) then redis.call('HDEL', a.meta, 'crashes', 'mark') end
+  if relabels or by == 'create' then labels.enter(a.shard, a.meta, a.cid, a.found[CREATED] or a.wall) end
+  if by == 'owner' and (a.found[CRASHES] or a.found[MARK]) then redis.call('HDEL', a.meta, 'crashes', 'mark') end
 end
 
 -- Leave word for the doors and for webhooks, and wait for no time any more once it has expired.
 local function leave_word(a)
-  if a.is.awaited and not a.is.noticed and (a.by == 'owner' or a.condition == 'expire') then
+  if a.found[AWAITED] and not a.found[NOTICED] and (a.call.by == 'owner' or a.call.condition == 'expire') then
     redis.call('XADD', a.shard .. ':notices', '*', 'c', a.cid)
     redis.call('HSET', a.meta, 'noticed', '1')
   end
   if a.hooked and a.last >= a.first then
-    local tenant = a.by == 'create' and given(a.fields, 'tenant') or a.is.tenant
+    local tenant = a.call.by == 'create' and given(a.call.fields, 'tenant') or a.found[TENANT]
     webhooks.add_news(a.shard, a.cid, tenant, a.first)
   end
-  if a.condition == 'expire' then
+  if a.call.condition == 'expire' then
     redis.call('ZREM', a.shard .. ':expiring', a.cid)
     redis.call('ZREM', a.shard .. ':parked', a.cid)
   end
@@ -226,15 +231,16 @@ end
 
 -- Notify who decides next, unless it is the one who appends.
 local function notify(a)
-  if a.by == 'owner' then return end
-  local is, call, bytes = a.is, a.call, a.args[3]
+  if a.call.by == 'owner' then return end
+  local call, bytes = a.call, a.args[3]
   acknowledge(a)
-  if a.by == 'tool' and is.owner and not is.rung and a.first == a.last and #bytes <= MOST_CARRIED_BYTES then
+  local is_alone = a.first == a.last and #bytes <= MOST_CARRIED_BYTES
+  if call.by == 'tool' and a.found[OWNER] and not a.found[RUNG] and is_alone then
     local is_behind_action = tostring(a.last - 1) == call.action and call.checksum ~= ''
     local before = is_behind_action and call.checksum or history.checksum_of(a.base, a.last - 1)
-    wakeups.hand_to_owner(a.shard, a.base, is.owner, a.cid, a.last, bytes, before or '')
-  elseif not a.must_wait and a.condition ~= 'expire' then
-    wakeups.notify_unless(is.rung, is.owner, a.shard, a.meta, a.cid, a.now)
+    wakeups.hand_to_owner(a.shard, a.base, a.found[OWNER], a.cid, a.last, bytes, before or '')
+  elseif not a.must_wait and call.condition ~= 'expire' then
+    wakeups.notify_unless(a.found[RUNG], a.found[OWNER], a.shard, a.meta, a.cid, a.now)
   end
 end
 
@@ -270,9 +276,9 @@ end
 local function append(keys, args)
   local a = start(keys, args)
   if a.call.secrets and not secrets.are_known(a.base, a.call.secrets, a.call.sample) then return {'secrets'} end
-  local reply = check[a.by](a)
+  local reply = check[a.call.by](a)
   if reply then return reply end
-  if a.by == 'create' then create(a) end
+  if a.call.by == 'create' then create(a) end
   local update, relabels = fields_of(a)
   cancel_actions(a)
   write_events(a)

@@ -7,11 +7,9 @@ local labels = {}
 -- The indexes that a conversation stands in: of its labels, '<name>=<value> …' in meta.label_index, and of its tenant,
 -- which has one as a label without a name.
 local function keys_of(shard, meta)
-  local found, tenant = {}, store.get(meta, 'tenant')
-  if tenant then found[1] = shard .. ':label:=' .. tenant end
-  for label in string.gmatch(store.get(meta, 'label_index') or '', '%S+') do
-    found[#found + 1] = shard .. ':label:' .. label
-  end
+  local tenant, index = unpack(redis.call('HMGET', meta, 'tenant', 'label_index'))
+  local found = tenant and {shard .. ':label:=' .. tenant} or {}
+  for label in string.gmatch(index or '', '%S+') do found[#found + 1] = shard .. ':label:' .. label end
   return found
 end
 
