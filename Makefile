@@ -63,9 +63,11 @@ soak: $(SETUP) tools ## Run the long searches: simulations and property tests, f
 	$(PARALLEL) -m '(soak or hypothesis) and $(MARKED)' \
 		--timeout 1800 --hypothesis-profile=soak --hypothesis-seed=$(SEED) $(PYTEST_ARGS)
 
-check: $(SETUP) ## Lint, check the format, check the types, look for unsafe calls
+check: $(SETUP) tools ## Lint (Python and Lua), check the format, check the types, look for unsafe calls
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@command -v luacheck >/dev/null || { echo 'luacheck is missing, which lints the Lua. On Debian: apt-get install lua-check' >&2; exit 1; }
+	@luacheck -qq broker
 	@$(BIN)/mypy
 	@$(BIN)/bandit -q -r -c pyproject.toml broker controller_worker tool_worker deckhands
 

@@ -4,7 +4,7 @@ Holds: any worker declares another dead whose heartbeat has lapsed: its conversa
 what it had been handed to its streams. A worker that was declared dead learns it from its next beat and starts over.
 A beat is one round trip; a worker to which the store answers slowly says that its heartbeat holds for longer. A worker
 that stood still itself does not: it would be missed later than others when it dies. The beats keep the store's time, by
-the workers' monotonic clocks, and tell it to the workers: see functions.lua and `SharedClock`. Every few beats repeat
+the workers' monotonic clocks, and tell it to the workers: see clock.lua and `SharedClock`. Every few beats repeat
 what the worker says of itself, because others go by it: what somebody else wrote there lasts that long.
 Keys: `deck:{k}:workers`, `deck:{k}:clock`, `deck:{k}:worker:<w>:about`.
 """

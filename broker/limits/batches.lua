@@ -1,4 +1,3 @@
-#!lua name=deckhands_batches
 -- Model calls on their way through a provider's batch API: who waits, what was sent together, what came back.
 --
 -- Every function takes KEYS shard base ('deck:{0}') and derives the real keys from it:
@@ -17,6 +16,8 @@
 -- A lane is there while calls wait in it; a batch has what is needed to serve it. What the store has lost of a batch or of
 -- a queue ends it: the calls are forgotten, and put again by their conversations.
 
+local store = require('store/prelude')
+
 local LANES, OPEN, KNOWN = ':batch:lanes', ':batch:open', ':batch:known'
 local KNOWN_MS = 7 * 86400000
 
@@ -31,34 +32,34 @@ local function calls_key(shard, batch) return shard .. ':batch:calls:' .. batch 
 -- Whether a worker may work on a batch: no other does, or the one that did is dead or has taken too long.
 local function is_free(shard, batch, worker, now)
   local about = about_key(shard, batch)
-  local holder = get(about, 'worker')
-  if not holder or holder == '' or holder == worker or not alive(shard, holder) then return true end
-  return now >= (tonumber(get(about, 'until')) or 0)
+  local holder = store.get(about, 'worker')
+  if not holder or holder == '' or holder == worker or not store.alive(shard, holder) then return true end
+  return now >= (tonumber(store.get(about, 'until')) or 0)
 end
 
 -- Whether a key is a hash of ours or not there at all; what else it was is moved out of the way.
 local function read_hash(shard, key)
-  is_there(shard, key, 'hash')
+  store.is_there(shard, key, 'hash')
   return key
 end
 
 local function holds(shard, batch, worker)
-  return get(about_key(shard, batch), 'worker') == worker
+  return store.get(about_key(shard, batch), 'worker') == worker
 end
 
 local function forget(shard, cid)
   local call = read_hash(shard, call_key(shard, cid))
-  local lane = get(call, 'lane')
-  if lane and is_there(shard, queue_key(shard, lane), 'zset') then redis.call('ZREM', queue_key(shard, lane), cid) end
+  local lane = store.get(call, 'lane')
+  if lane and store.is_there(shard, queue_key(shard, lane), 'zset') then redis.call('ZREM', queue_key(shard, lane), cid) end
   redis.call('DEL', call)
 end
 
 -- Whether a call that has no result is in a batch that is not over, or in the queue of a lane that somebody serves.
 local function is_under_way(shard, cid, batch, lane)
-  if batch then return is_there(shard, shard .. OPEN, 'zset') and redis.call('ZSCORE', shard .. OPEN, batch) end
+  if batch then return store.is_there(shard, shard .. OPEN, 'zset') and redis.call('ZSCORE', shard .. OPEN, batch) end
   local queue = queue_key(shard, lane or '')
-  return is_there(shard, queue, 'zset') and redis.call('ZSCORE', queue, cid) and is_there(shard, shard .. LANES, 'hash')
-    and get(shard .. LANES, lane)
+  return store.is_there(shard, queue, 'zset') and redis.call('ZSCORE', queue, cid)
+    and store.is_there(shard, shard .. LANES, 'hash') and store.get(shard .. LANES, lane)
 end
 
 -- deck_batch_ask: how a conversation's call stands.  ARGV cid, step
@@ -66,10 +67,10 @@ end
 local function ask(keys, args)
   local shard, cid = keys[1], args[1]
   local call = read_hash(shard, call_key(shard, cid))
-  if get(call, 'step') ~= args[2] then return {'none'} end
-  local seen, result, batch = get(call, 'seen'), get(call, 'result'), get(call, 'batch')
+  if store.get(call, 'step') ~= args[2] then return {'none'} end
+  local seen, result, batch = store.get(call, 'seen'), store.get(call, 'result'), store.get(call, 'batch')
   if result then return {'done', seen, result} end
-  if not is_under_way(shard, cid, batch, get(call, 'lane')) then
+  if not is_under_way(shard, cid, batch, store.get(call, 'lane')) then
     forget(shard, cid)
     return {'none'}
   end
@@ -82,12 +83,12 @@ end
 local function put(keys, args)
   local shard, cid = keys[1], args[1]
   local call = read_hash(shard, call_key(shard, cid))
-  if get(call, 'step') == args[2] then return {'put'} end
+  if store.get(call, 'step') == args[2] then return {'put'} end
   forget(shard, cid)
   redis.call('HSET', read_hash(shard, shard .. LANES), args[4], args[5])
-  is_there(shard, queue_key(shard, args[4]), 'zset')
+  store.is_there(shard, queue_key(shard, args[4]), 'zset')
   redis.call('HSET', call, 'step', args[2], 'seen', args[3], 'lane', args[4], 'body', args[6], 'bytes', args[7])
-  redis.call('ZADD', queue_key(shard, args[4]), now_ms(shard), cid)
+  redis.call('ZADD', queue_key(shard, args[4]), store.now_ms(shard), cid)
   return {'put'}
 end
 
@@ -96,9 +97,9 @@ end
 local function drop(keys, args)
   local shard, cid = keys[1], args[1]
   local call = read_hash(shard, call_key(shard, cid))
-  local step = get(call, 'step')
+  local step = store.get(call, 'step')
   if not step or (args[2] ~= '' and args[2] ~= step) then return {'none'} end
-  local stood = get(call, 'result') and 'done' or (get(call, 'batch') and 'sent' or 'waiting')
+  local stood = store.get(call, 'result') and 'done' or (store.get(call, 'batch') and 'sent' or 'waiting')
   forget(shard, cid)
   return {stood}
 end
@@ -106,36 +107,23 @@ end
 -- How large a call is that waits; nil when it is none.
 local function size_of(shard, cid)
   local call = call_key(shard, cid)
-  return get(call, 'step') and tonumber(get(call, 'bytes'))
-end
-
--- End a lane in which nobody waits. What it is served with stays in its batches; an earlier version has not put it there.
-local function end_lane(shard, lane)
-  local about_lane = get(shard .. LANES, lane)
-  local open = about_lane and is_there(shard, shard .. OPEN, 'zset') and redis.call('ZRANGE', shard .. OPEN, 0, -1) or {}
-  for _, batch in ipairs(open) do
-    local about = read_hash(shard, about_key(shard, batch))
-    if get(about, 'lane') == lane and (get(about, 'about_lane') or '') == '' then
-      redis.call('HSET', about, 'about_lane', about_lane)
-    end
-  end
-  redis.call('HDEL', shard .. LANES, lane)
+  return store.get(call, 'step') and tonumber(store.get(call, 'bytes'))
 end
 
 -- deck_batch_seal: make a batch of those that wait, if there are enough of them or the first has waited long enough.
 -- ARGV lane, batch, worker, lease ms, most calls, most bytes, longest wait in ms
 -- returns {'sealed', how many} {'early', in how many ms}; an empty queue is {'early', -1}, and ends the lane
 local function seal(keys, args)
-  local shard, lane, batch, worker, now = keys[1], args[1], args[2], args[3], now_ms(keys[1])
+  local shard, lane, batch, worker, now = keys[1], args[1], args[2], args[3], store.now_ms(keys[1])
   local queue, most, most_bytes = queue_key(shard, lane), tonumber(args[5]), tonumber(args[6])
-  local waiting = is_there(shard, queue, 'zset') and redis.call('ZRANGE', queue, 0, most - 1) or {}
+  local waiting = store.is_there(shard, queue, 'zset') and redis.call('ZRANGE', queue, 0, most - 1) or {}
   if #waiting == 0 then
-    end_lane(shard, lane)
+    redis.call('HDEL', shard .. LANES, lane)  -- what it is served with stays in its batches
     return {'early', -1}
   end
   local chosen, bytes, is_full = {}, 0, #waiting == most
   for _, cid in ipairs(waiting) do
-    local size = attempt(shard, call_key(shard, cid), cid, size_of, shard, cid)
+    local size = store.attempt(shard, call_key(shard, cid), cid, size_of, shard, cid)
     if not size then
       redis.call('ZREM', queue, cid)
     elseif bytes + size > most_bytes and #chosen > 0 then
@@ -153,11 +141,11 @@ local function seal(keys, args)
     local call = call_key(shard, cid)
     redis.call('ZREM', queue, cid)
     redis.call('HSET', call, 'batch', batch)
-    redis.call('HSET', calls_key(shard, batch), number, cid .. ' ' .. get(call, 'step'))
+    redis.call('HSET', calls_key(shard, batch), number, cid .. ' ' .. store.get(call, 'step'))
   end
-  redis.call('HSET', about_key(shard, batch), 'lane', lane, 'about_lane', get(shard .. LANES, lane) or '',
+  redis.call('HSET', about_key(shard, batch), 'lane', lane, 'about_lane', store.get(shard .. LANES, lane) or '',
     'state', 'sealed', 'count', #chosen, 'worker', worker, 'until', now + tonumber(args[4]))
-  is_there(shard, shard .. OPEN, 'zset')
+  store.is_there(shard, shard .. OPEN, 'zset')
   redis.call('ZADD', shard .. OPEN, now, batch)
   return {'sealed', #chosen}
 end
@@ -165,18 +153,18 @@ end
 -- deck_batch_due: which batches somebody should look after now; what stands in the place of what is needed for that is
 -- moved away.  ARGV how many at most.  returns {'due', batch …}
 local function due(keys, args)
-  local shard, open, now = keys[1], keys[1] .. OPEN, now_ms(keys[1])
+  local shard, open, now = keys[1], keys[1] .. OPEN, store.now_ms(keys[1])
   read_hash(shard, shard .. LANES)
-  is_there(shard, shard .. KNOWN, 'zset')
-  if not is_there(shard, open, 'zset') then return {'due'} end
+  store.is_there(shard, shard .. KNOWN, 'zset')
+  if not store.is_there(shard, open, 'zset') then return {'due'} end
   return {'due', unpack(redis.call('ZRANGEBYSCORE', open, '-inf', now, 'LIMIT', 0, args[1]))}
 end
 
 -- What is known of a batch, if that is enough to look after it; nil otherwise.
 local function usable(about)
-  local found = pairs_of(redis.call('HGETALL', about))
-  local is_sent = not found['sent_ms'] or number_of(found['sent_ms'])
-  return found['lane'] and number_of(found['count']) and is_sent and found
+  local found = store.pairs_of(redis.call('HGETALL', about))
+  local is_sent = not found['sent_ms'] or store.number_of(found['sent_ms'])
+  return found['lane'] and store.number_of(found['count']) and is_sent and found
 end
 
 -- Forget a batch, and its calls that have no result. Returns {'lost', those whose calls they are …}.
@@ -186,7 +174,7 @@ local function give_up(shard, batch)
   for n = 2, #flat, 2 do
     local cid = string.match(flat[n], '^(%S+) ') or ''
     local call = read_hash(shard, call_key(shard, cid))
-    if get(call, 'batch') == batch and not get(call, 'result') then
+    if store.get(call, 'batch') == batch and not store.get(call, 'result') then
       forget(shard, cid)
       answer[#answer + 1] = cid
     end
@@ -200,7 +188,7 @@ end
 -- returns {'leased', field, value …} {'busy'} {'lost', cid …}: the store has lost what was known of it, and it is over
 --   field 'waited_ms': since it was noted as being sent
 local function lease(keys, args)
-  local shard, batch, now = keys[1], args[1], now_ms(keys[1])
+  local shard, batch, now = keys[1], args[1], store.now_ms(keys[1])
   if not redis.call('ZSCORE', shard .. OPEN, batch) then return {'busy'} end
   local about = read_hash(shard, about_key(shard, batch))
   if not usable(about) then return give_up(shard, batch) end
@@ -209,7 +197,7 @@ local function lease(keys, args)
   local answer = redis.call('HGETALL', about)
   table.insert(answer, 1, 'leased')
   answer[#answer + 1] = 'waited_ms'
-  answer[#answer + 1] = string.format('%.0f', now - (number_of(get(about, 'sent_at')) or now))
+  answer[#answer + 1] = string.format('%.0f', now - (store.number_of(store.get(about, 'sent_at')) or now))
   return answer
 end
 
@@ -218,7 +206,7 @@ end
 -- The field `provider` is the provider's id of the batch: the batch has been sent, so the bodies are no longer needed.
 -- returns {'noted'} {'lost'}
 local function note(keys, args)
-  local shard, batch, now = keys[1], args[1], now_ms(keys[1])
+  local shard, batch, now = keys[1], args[1], store.now_ms(keys[1])
   if not holds(shard, batch, args[2]) then return {'lost'} end
   local about = about_key(shard, batch)
   for i = 4, #args, 2 do
@@ -234,7 +222,7 @@ local function note(keys, args)
       local flat = redis.call('HGETALL', calls_key(shard, batch))
       for n = 2, #flat, 2 do
         local call = read_hash(shard, call_key(shard, string.match(flat[n], '^(%S+) ') or ''))
-        if get(call, 'batch') == batch then redis.call('HDEL', call, 'body') end
+        if store.get(call, 'batch') == batch then redis.call('HDEL', call, 'body') end
       end
     end
   end
@@ -249,10 +237,10 @@ end
 -- returns {'delivered', cid} {'unwanted'}
 local function deliver(keys, args)
   local shard, batch = keys[1], args[1]
-  local cid, step = string.match(get(calls_key(shard, batch), args[2]) or '', '^(%S+) (%S+)$')
+  local cid, step = string.match(store.get(calls_key(shard, batch), args[2]) or '', '^(%S+) (%S+)$')
   if not cid then return {'unwanted'} end
   local call = read_hash(shard, call_key(shard, cid))
-  if get(call, 'batch') ~= batch or get(call, 'step') ~= step then return {'unwanted'} end
+  if store.get(call, 'batch') ~= batch or store.get(call, 'step') ~= step then return {'unwanted'} end
   redis.call('HSETNX', call, 'result', args[3])
   redis.call('HDEL', call, 'body')
   return {'delivered', cid}

@@ -1,4 +1,3 @@
-#!lua name=deckhands_governor
 -- The quotas of models: who may call now, who waits, who is next. One pool is one model with all its API keys.
 --
 -- Every function takes KEYS pool base, shard base (one hash slot) and derives the real keys from them:
@@ -11,24 +10,24 @@
 --
 -- A key's levels are token buckets that fill by the minute. A bucket holds `burst` seconds' worth and fills so much
 -- slower that no sixty seconds ever see more than the limit. What a call really used is settled after it, and may leave
--- a debt. Within a priority the queue is fair by start-time fair queueing: a place is a virtual time, which advances for
--- a tenant by 1/weight with each call. Of sixteen grants two are the last priority's and two the middle one's first, so
--- none starves.
+-- a debt. Who waits is ordered by the fair queue (fair_queue.lua); a priority is a class of it, and a grant is a turn.
+
+local fair_queue = require('limits/fair_queue')
+local store = require('store/prelude')
 
 local MINUTELY = {'requests', 'input', 'output', 'tokens'}
-local PATIENCE_MS = 3000       -- how long what was granted to a conversation is kept for it after it was called
-local MAX_CALLS = 3            -- how often a conversation is called that does not come
 local SWEEP_MS = 500
 local PUMP_MS = 500            -- how long one worker sees to the timely waking for all
 local WARM_MS = 300000         -- how long providers keep a prompt in their caches
 local WARM_WAIT_MS = 2000      -- how long to wait for a key whose cache is warm while another one is free
 local LEAST_FACTOR, DECREASE, INCREASE_PER_MS = 0.1, 0.8, 0.00002
 local NO_RETRY_AFTER_MS = 1000
-local MAX_GRANTS, MAX_SCAN = 64, 64
+local MAX_GRANTS = 64
+
 local KINDS = {limits = 'hash', held = 'hash', called = 'zset', about = 'hash', state = 'hash',
   ['waiting:0'] = 'zset', ['waiting:1'] = 'zset', ['waiting:2'] = 'zset',
   ['shares:0'] = 'hash', ['shares:1'] = 'hash', ['shares:2'] = 'hash'}
-local USUAL_ORDER, ORDERS = {0, 1, 2}, {[7] = {2, 1, 0}, [3] = {1, 0, 2}}  -- by the number of the grant, modulo 8
+
 
 -- How much a bucket holds, and how much flows into it each millisecond.
 local function size_of(key, what)
@@ -47,16 +46,17 @@ end
 
 -- Read a pool, with its levels as they are now. Returns nil when its limits were never published.
 local function open(base, now)
-  local published = pairs_of(redis.call('HGETALL', base .. ':limits'))
+  local published = store.pairs_of(redis.call('HGETALL', base .. ':limits'))
   if not published['keys'] then return nil end
-  local pool = {base = base, now = now, keys = {}, by_name = {}, state = pairs_of(redis.call('HGETALL', base .. ':state'))}
+  local state = store.pairs_of(redis.call('HGETALL', base .. ':state'))
+  local pool = {base = base, now = now, keys = {}, by_name = {}, state = state}
   for name in string.gmatch(published['keys'], '%S+') do
     local key = {name = name, limits = {}, level = {}}
     if not published[name] then return nil end
     for what, value in string.gmatch(published[name], '([%w_]+)=([%d.]+)') do key.limits[what] = tonumber(value) end
     -- Limits that nobody of ours has written are as good as none: they are published again.
     if not (key.limits.burst and key.limits.day_start) then return nil end
-    for what, value in pairs(pairs_of(redis.call('HGETALL', base .. ':level:' .. name))) do
+    for what, value in pairs(store.pairs_of(redis.call('HGETALL', base .. ':level:' .. name))) do
       key.level[what] = tonumber(value)
     end
     local level = key.level
@@ -72,7 +72,9 @@ local function open(base, now)
       end
     end
     local day = day_of(key, now)
-    if level.day ~= day or not level.day_requests or not level.day_tokens then level.day, level.day_requests, level.day_tokens = day, 0, 0 end
+    if level.day ~= day or not level.day_requests or not level.day_tokens then
+      level.day, level.day_requests, level.day_tokens = day, 0, 0
+    end
     level.at = now
     pool.keys[#pool.keys + 1] = key
     pool.by_name[name] = key
@@ -178,16 +180,20 @@ local function queue(pool, priority)
   return pool.base .. ':waiting:' .. priority
 end
 
+local function shares_of(pool, priority)
+  return pool.base .. ':shares:' .. priority
+end
+
 -- held: '<key> <worker or -> <input> <output> <since> <token>'
 local function held_by(pool, cid)
-  local text = get(pool.base .. ':held', cid)
+  local text = store.get(pool.base .. ':held', cid)
   if not text then return nil end
-  local key, worker, input, output, since, token = string.match(text, '^(%S+) (%S+) (%S+) (%S+) (%S+) ?(%d*)$')
+  local key, worker, input, output, since, token = string.match(text, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%d+)$')
   if not (tonumber(input) and tonumber(output) and tonumber(since)) then
     redis.call('HDEL', pool.base .. ':held', cid)
     return nil
   end
-  return {key = pool.by_name[key], name = key, worker = worker, since = tonumber(since), token = number_of(token) or 0,
+  return {key = pool.by_name[key], name = key, worker = worker, since = tonumber(since), token = store.number_of(token) or 0,
     wanted = amounts(tonumber(input), tonumber(output))}
 end
 
@@ -204,14 +210,14 @@ end
 
 -- about: '<priority> <place> <input> <output> <calls> <token>'
 local function about(pool, cid)
-  local text = get(pool.base .. ':about', cid)
+  local text = store.get(pool.base .. ':about', cid)
   if not text then return nil end
-  local priority, place, input, output, calls, token = string.match(text, '^([012]) (%S+) (%S+) (%S+) (%d+) ?(%d*)$')
+  local priority, place, input, output, calls, token = string.match(text, '^([012]) (%S+) (%S+) (%S+) (%d+) (%d+)$')
   if not (tonumber(place) and tonumber(input) and tonumber(output)) then
     redis.call('HDEL', pool.base .. ':about', cid)
     return nil
   end
-  return {priority = priority, place = place, calls = tonumber(calls), token = number_of(token) or 0,
+  return {priority = priority, place = place, calls = tonumber(calls), token = store.number_of(token) or 0,
     wanted = amounts(tonumber(input), tonumber(output))}
 end
 
@@ -221,19 +227,18 @@ local function note(pool, cid, waiter)
 end
 
 local function queue_up(pool, cid, waiter)
-  redis.call('ZADD', queue(pool, waiter.priority), waiter.place, cid)
+  fair_queue.join(queue(pool, waiter.priority), cid, waiter.place)
   note(pool, cid, waiter)
 end
 
--- Whether a later owner holds a permit or waits for one. A worker of an earlier version names no token, and takes over
--- what there is.
+-- Whether a later owner holds a permit or waits for one.
 local function is_fenced(token, held, waiter)
-  return token and ((held and held.token > token) or (waiter and waiter.token > token))
+  return (held and held.token > token) or (waiter and waiter.token > token)
 end
 
 local function forget(pool, cid)
   redis.call('HDEL', pool.base .. ':about', cid)
-  for priority = 0, 2 do redis.call('ZREM', queue(pool, priority), cid) end
+  for _, priority in ipairs(fair_queue.CLASSES) do fair_queue.leave(queue(pool, priority), cid) end
 end
 
 -- A conversation that was called and did not come loses what was kept for it. It is called again in its old place, but
@@ -247,7 +252,7 @@ local function take_back(pool)
       if held.key then add(held.key, held.wanted, 1) end
     end
     redis.call('ZREM', pool.base .. ':called', cid)
-    if waiter and waiter.calls < MAX_CALLS then queue_up(pool, cid, waiter) else forget(pool, cid) end
+    if waiter and waiter.calls < fair_queue.MAX_WAKES then queue_up(pool, cid, waiter) else forget(pool, cid) end
   end
 end
 
@@ -260,11 +265,11 @@ local function sweep(pool, shard)
   for i = 1, #flat, 2 do
     local held = held_by(pool, flat[i])
     if held then
-      if is_alive[held.worker] == nil then is_alive[held.worker] = alive(shard, held.worker) end
+      if is_alive[held.worker] == nil then is_alive[held.worker] = store.alive(shard, held.worker) end
       if held.key then held.key.level.in_flight = held.key.level.in_flight + 1 end
       -- What is kept for somebody is kept for a while, also after `:called` was overwritten.
       if held.worker == '-' and not redis.call('ZSCORE', pool.base .. ':called', flat[i]) then
-        redis.call('ZADD', pool.base .. ':called', pool.now + PATIENCE_MS, flat[i])
+        redis.call('ZADD', pool.base .. ':called', pool.now + fair_queue.PATIENCE_MS, flat[i])
       end
       if not is_alive[held.worker] then free(pool, flat[i], held) end
     end
@@ -279,35 +284,34 @@ local function grant(pool, cid, waiter, key, priority)
   add(key, waiter.wanted, -1)
   key.level.in_flight = key.level.in_flight + 1
   hold(pool, cid, key.name, '-', waiter.wanted, waiter.token)
-  -- A conversation that is called again has an old place; newcomers must not get places before those already served.
-  pool.state['at' .. priority] = string.format('%.6f', math.max(tonumber(pool.state['at' .. priority]) or 0, waiter.place))
+  fair_queue.advance(shares_of(pool, priority), waiter.place)
   waiter.calls = waiter.calls + 1
   queue_up(pool, cid, waiter)
-  redis.call('ZREM', queue(pool, priority), cid)
-  redis.call('ZADD', pool.base .. ':called', pool.now + PATIENCE_MS, cid)
+  fair_queue.leave(queue(pool, priority), cid)
+  redis.call('ZADD', pool.base .. ':called', pool.now + fair_queue.PATIENCE_MS, cid)
   pool.state.grants = number_text((tonumber(pool.state.grants) or 0) + 1)
 end
 
 -- Those who wait, by priority, with how many of them have been looked at.
 local function lines_of(pool)
   local lines = {}
-  for priority = 0, 2 do
-    local waiting = redis.call('ZRANGE', queue(pool, priority), 0, MAX_SCAN - 1)
-    lines[priority] = {waiting = waiting, at = 1, is_full = #waiting == MAX_SCAN}
+  for _, priority in ipairs(fair_queue.CLASSES) do
+    local waiting, is_whole = fair_queue.scan(queue(pool, priority))
+    lines[priority] = {waiting = waiting, at = 1, is_whole = is_whole}
   end
   return lines
 end
 
 -- The next one in line, and its priority; nil when all have been looked at.
 local function next_of(pool, lines)
-  for _, priority in ipairs(ORDERS[(tonumber(pool.state.grants) or 0) % 8] or USUAL_ORDER) do
+  for _, priority in ipairs((fair_queue.classes_at((tonumber(pool.state.grants) or 0) + 1))) do
     local line = lines[priority]
     local cid = line.waiting[line.at]
     if cid then
       line.at = line.at + 1
       return cid, priority
     end
-    if line.is_full then return nil, priority end  -- there are more, whose turn it is
+    if not line.is_whole then return nil, priority end  -- there are more, whose turn it is
   end
   return nil
 end
@@ -339,11 +343,8 @@ local function pump(pool, shard)
     end
   end
   if redis.call('ZCARD', pool.base .. ':called') == 0 then
-    for priority = 0, 2 do
-      if #lines[priority].waiting == 0 then
-        redis.call('DEL', pool.base .. ':shares:' .. priority)
-        pool.state['at' .. priority] = '0'
-      end
+    for _, priority in ipairs(fair_queue.CLASSES) do
+      if #lines[priority].waiting == 0 then redis.call('DEL', shares_of(pool, priority)) end
     end
   end
   return woken, next_ms
@@ -383,12 +384,9 @@ end
 
 local function enter(pool, cid, args, token)
   local priority, tenant, weight = args[5], args[6], tonumber(args[7])
-  local shares = pool.base .. ':shares:' .. priority
-  local at = tonumber(pool.state['at' .. priority]) or 0
-  local place = math.max(at, tonumber(get(shares, tenant)) or 0)
-  redis.call('HSET', shares, tenant, string.format('%.6f', place + 1 / weight))
-  trim_shares(shares, at)
-  queue_up(pool, cid, {priority = priority, place = string.format('%.6f', place), calls = 0, token = token,
+  local shares = shares_of(pool, priority)
+  local place = fair_queue.charge(shares, tenant, weight, fair_queue.places_of(shares, tenant))
+  queue_up(pool, cid, {priority = priority, place = place, calls = 0, token = token,
     wanted = amounts(tonumber(args[3]), tonumber(args[4]))})
 end
 
@@ -400,7 +398,7 @@ local function resize(pool, cid, held, wanted, token)
     waiter.wanted, waiter.token = wanted, token
     note(pool, cid, waiter)
     if not held then
-      if redis.call('ZSCORE', queue(pool, waiter.priority), cid) then queue_up(pool, cid, waiter) end
+      if fair_queue.place_in(queue(pool, waiter.priority), cid) then queue_up(pool, cid, waiter) end
       return nil
     end
   end
@@ -424,15 +422,14 @@ end
 -- returns {'granted', next_ms, key, 0, woken …} {'waiting', next_ms, '', for about how many ms, woken …} {'unknown'}
 --         {'fenced', next_ms, '', 0, woken …}: a later owner has asked already
 local function reserve(keys, args)
-  local pool = open(keys[1], now_ms(keys[2]))
+  local pool = open(keys[1], store.now_ms(keys[2]))
   if not pool then return {'unknown'} end
   local shard, cid, worker = keys[2], args[1], args[2]
-  local token, held, waiter = number_of(args[8]), held_by(pool, cid), about(pool, cid)
+  local token, held, waiter = tonumber(args[8]), held_by(pool, cid), about(pool, cid)
   if is_fenced(token, held, waiter) then
     local woken, next_ms = pump(pool, shard)
     return reply(pool, worker, {'fenced'}, woken, next_ms)
   end
-  token = token or 0
   if held and held.worker ~= '-' and (held.worker ~= worker or held.token < token) then
     free(pool, cid, held)  -- its former owner's, who may have called
     held = nil
@@ -440,7 +437,7 @@ local function reserve(keys, args)
   held = resize(pool, cid, held, amounts(tonumber(args[3]), tonumber(args[4])), token)
   waiter = about(pool, cid)
   if not held and not waiter then enter(pool, cid, args, token) end
-  if not held and waiter and not redis.call('ZSCORE', queue(pool, waiter.priority), cid) then
+  if not held and waiter and not fair_queue.place_in(queue(pool, waiter.priority), cid) then
     queue_up(pool, cid, waiter)  -- the queue was overwritten
   end
   local woken, next_ms = pump(pool, shard)
@@ -470,11 +467,11 @@ end
 --   outcome 'ok': used so much; 'failed': the same, no reply; 'limited': refused for the quota; 'unsent': never sent
 -- returns {'settled', next_ms, key, 0, woken …} {'gone', next_ms, '', 0, woken …} {'unknown'}
 local function settle(keys, args)
-  local pool = open(keys[1], now_ms(keys[2]))
+  local pool = open(keys[1], store.now_ms(keys[2]))
   if not pool then return {'unknown'} end
   local shard, cid, worker, outcome = keys[2], args[1], args[2], args[3]
   local held, result = held_by(pool, cid), {'gone'}
-  if held and held.worker == worker and held.token == (number_of(args[8]) or 0) then
+  if held and held.worker == worker and held.token == tonumber(args[8]) then
     result = {'settled', held.name}
     free(pool, cid, held)
     local key = held.key
@@ -505,7 +502,7 @@ end
 -- deck_quota_told: obey what a provider's headers say is left.  ARGV key, worker, what, left, what, left …
 -- returns {'told', next_ms, '', 0, woken …} {'unknown'}
 local function report_left(keys, args)
-  local pool = open(keys[1], now_ms(keys[2]))
+  local pool = open(keys[1], store.now_ms(keys[2]))
   if not pool then return {'unknown'} end
   local key = pool.by_name[args[1]]
   for i = 3, #args, 2 do
@@ -519,10 +516,10 @@ end
 -- deck_quota_withdraw: a conversation that waits does no longer want to call.  ARGV cid, worker, token
 -- returns {'withdrawn', next_ms, '', 0, woken …} {'fenced', next_ms, '', 0, woken …}: a later owner waits  {'unknown'}
 local function withdraw(keys, args)
-  local pool = open(keys[1], now_ms(keys[2]))
+  local pool = open(keys[1], store.now_ms(keys[2]))
   if not pool then return {'unknown'} end
   local cid, held = args[1], held_by(pool, args[1])
-  local has_later = is_fenced(number_of(args[3]), held, about(pool, cid))
+  local has_later = is_fenced(tonumber(args[3]), held, about(pool, cid))
   if not has_later then
     if held and held.worker == '-' then
       free(pool, cid, held)
@@ -537,12 +534,12 @@ end
 -- deck_quota_pump: wake whose turn it is, and move away what is of another type.  ARGV worker.
 -- returns {'pumped', next_ms, '', 0, woken …} {'unknown'}
 local function pump_for(keys, args)
-  for name, kind in pairs(KINDS) do is_there(keys[2], keys[1] .. ':' .. name, kind) end
-  for name in string.gmatch(get(keys[1] .. ':limits', 'keys') or '', '%S+') do
-    is_there(keys[2], keys[1] .. ':level:' .. name, 'hash')
-    is_there(keys[2], keys[1] .. ':warm:' .. name, 'zset')
+  for name, kind in pairs(KINDS) do store.is_there(keys[2], keys[1] .. ':' .. name, kind) end
+  for name in string.gmatch(store.get(keys[1] .. ':limits', 'keys') or '', '%S+') do
+    store.is_there(keys[2], keys[1] .. ':level:' .. name, 'hash')
+    store.is_there(keys[2], keys[1] .. ':warm:' .. name, 'zset')
   end
-  local pool = open(keys[1], now_ms(keys[2]))
+  local pool = open(keys[1], store.now_ms(keys[2]))
   if not pool then return {'unknown'} end
   local woken, next_ms = pump(pool, keys[2])
   return reply(pool, args[1], {'pumped'}, woken, next_ms)

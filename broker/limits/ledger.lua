@@ -1,4 +1,3 @@
-#!lua name=deckhands_ledger
 -- Budgets: what a call may cost at worst is reserved before it, what it did cost is charged after it.
 --
 -- Every function takes KEYS shard base ('deck:{0}') and derives the real keys from it:
@@ -18,16 +17,16 @@
 -- overtakes, not even a smaller call, or a large one would wait for ever. Room that is there is kept for whom it woke,
 -- but not for long: somebody that was woken and does not come keeps its place for a while and holds nobody up.
 
+local fair_queue = require('limits/fair_queue')
+local store = require('store/prelude')
+
 local SWEEP_MS, MAX_DEPTH = 500, 24
-local PATIENCE_MS = 3000       -- how long room is kept for a conversation that was woken, and when it is woken again
-local MAX_WAKES = 3            -- how often a conversation is woken that does not come
 local CHANGES_CHARS = 1000     -- how much is remembered of the keys of the latest changes of a limit
 local DELETED_MS = 86400000
-local MAX_SCAN = 64            -- how many of a queue are looked at: as many are served at once, later ones behind them
 
 local function budget(shard, account) return shard .. ':budget:' .. account end
 
-local function number(key, field) return tonumber(get(key, field)) or 0 end
+local function number(key, field) return tonumber(store.get(key, field)) or 0 end
 
 local function add(shard, chain, field, amount)
   if amount == 0 then return end
@@ -36,7 +35,7 @@ local function add(shard, chain, field, amount)
     local answer = redis.pcall('HINCRBY', key, field, change)
     local text = type(answer) == 'table' and answer.err or ''
     if string.find(text, 'not an integer', 1, true) or string.find(text, 'overflow', 1, true) then
-      note_unreadable(shard, key, field, 'not a whole number', get(key, field))
+      store.note_unreadable(shard, key, field, 'not a whole number', store.get(key, field))
       redis.call('HSET', key, field, change)
     elseif type(answer) == 'table' then error(answer) end
   end
@@ -47,7 +46,7 @@ local function chain_of(shard, account)
   local chain = {}
   while account and #chain < MAX_DEPTH do
     chain[#chain + 1] = account
-    account = get(budget(shard, account), 'parent')
+    account = store.get(budget(shard, account), 'parent')
   end
   return chain
 end
@@ -72,12 +71,12 @@ end
 
 -- held, lost: '<amount> <worker> <token> <account>'
 local function reserved_for(shard, cid, where)
-  local text = get(shard .. ':ledger:' .. where, cid)
+  local text = store.get(shard .. ':ledger:' .. where, cid)
   if not text then return nil end
   local amount, worker, token, account = string.match(text, '^(%S+) (%S+) (%S+) (.+)$')
   if not (tonumber(amount) and tonumber(token)) then
     redis.call('HDEL', shard .. ':ledger:' .. where, cid)
-    note_unreadable(shard, shard .. ':ledger:' .. where, cid, 'not what is written for a call', text)
+    store.note_unreadable(shard, shard .. ':ledger:' .. where, cid, 'not what is written for a call', text)
     return nil
   end
   return {amount = tonumber(amount), worker = worker, token = tonumber(token), account = account, text = text}
@@ -118,19 +117,19 @@ end
 -- Begin the account of a conversation again whose id a deleted one had.
 local function begin_again(shard, cid, account, token)
   local key = budget(shard, account)
-  if not get(key, 'deleted') then return end
+  if not store.get(key, 'deleted') then return end
   local held = reserved_for(shard, cid, 'held')
   if held and held.token >= token then return end  -- the deleted one's owner asks again
   if held then lose(shard, cid, held) end
   redis.call('HDEL', shard .. ':ledger:lost', cid)
-  if not get(key, 'limit') and redis.call('SCARD', key .. ':children') == 0 then
+  if not store.get(key, 'limit') and redis.call('SCARD', key .. ':children') == 0 then
     redis.call('DEL', key)
     return
   end
   redis.call('HDEL', key, 'deleted')
   redis.call('PERSIST', key)
   redis.call('HSET', key, 'own', 0)
-  local parent = get(key, 'parent')
+  local parent = store.get(key, 'parent')
   if parent then redis.call('SADD', budget(shard, parent) .. ':children', account) end
 end
 
@@ -165,7 +164,7 @@ end
 -- What an account has left, as it stands. nil without a limit.
 local function room_of(shard, account)
   local key = budget(shard, account)
-  local limit = get(key, 'limit')
+  local limit = store.get(key, 'limit')
   if not limit then return nil end
   limit = tonumber(limit) or 0  -- a limit that is not a number lets nothing pass
   local reserved = number(key, 'reserved')
@@ -186,7 +185,7 @@ end
 
 -- wanted: conversation → '<amount> <when it was last woken> <how often>'
 local function waiter_of(key, cid)
-  local amount, at, wakes = string.match(get(key .. ':wanted', cid) or '', '^(%S+) (%S+) ?(%d*)$')
+  local amount, at, wakes = string.match(store.get(key .. ':wanted', cid) or '', '^(%S+) (%S+) (%d+)$')
   if not (tonumber(amount) and tonumber(at)) then return nil end
   return {amount = tonumber(amount), at = tonumber(at), wakes = tonumber(wakes) or 0}
 end
@@ -196,7 +195,7 @@ local function note(key, cid, waiter)
 end
 
 local function leave(key, cid)
-  redis.call('ZREM', key .. ':waiting', cid)
+  fair_queue.leave(key .. ':waiting', cid)
   redis.call('HDEL', key .. ':wanted', cid)
 end
 
@@ -204,12 +203,12 @@ end
 -- Returns who may call now, whether the end of the queue was reached, and what is left then (nil without a limit).
 local function served(shard, account, now)
   local key, room, turn = budget(shard, account), room_of(shard, account), {}
-  local queue = redis.call('ZRANGE', key .. ':waiting', 0, MAX_SCAN - 1)
-  for _, cid in ipairs(queue) do
+  local waiting, is_whole = fair_queue.scan(key .. ':waiting')
+  for _, cid in ipairs(waiting) do
     local waiter = waiter_of(key, cid)
     if not waiter then leave(key, cid) end  -- it asks again, if it is one
     waiter = waiter or {amount = 0, at = now, wakes = 2}
-    local is_late = waiter.wakes > 1 or (waiter.wakes == 1 and now - waiter.at >= PATIENCE_MS)
+    local is_late = waiter.wakes > 1 or (waiter.wakes == 1 and now - waiter.at >= fair_queue.PATIENCE_MS)
     if fits(room, waiter.amount) then
       turn[#turn + 1] = cid
       turn[cid] = true
@@ -218,29 +217,21 @@ local function served(shard, account, now)
       return turn, false
     end
   end
-  return turn, #queue < MAX_SCAN, room
+  return turn, is_whole, room
 end
 
 -- Since when a conversation waits for one of these accounts; nil when it does not.
 local function waits_since(shard, chain, cid)
   for _, account in ipairs(chain) do
-    local since = redis.call('ZSCORE', budget(shard, account) .. ':waiting', cid)
+    local since = fair_queue.place_in(budget(shard, account) .. ':waiting', cid)
     if since then return since end
   end
   return nil
 end
 
--- The time at which somebody comes; not that of the one before it, or their names would decide who is first.
-local function next_time(shard, account, now)
-  local key = budget(shard, account) .. ':waiting'
-  local last = redis.call('ZREVRANGE', key, 0, 0)[1]
-  if not last then return now end
-  return math.max(now, tonumber(redis.call('ZSCORE', key, last)) + 1)
-end
-
 local function stand(shard, account, cid, amount, since)
   local key = budget(shard, account)
-  redis.call('ZADD', key .. ':waiting', since, cid)
+  fair_queue.join(key .. ':waiting', cid, since)
   redis.call('SADD', shard .. ':ledger:crowded', account)
   note(key, cid, {amount = amount, at = 0, wakes = 0})
 end
@@ -266,8 +257,8 @@ local function wake_of(shard, account, now, woken)
   local key = budget(shard, account)
   for _, cid in ipairs(served(shard, account, now)) do
     local waiter = waiter_of(key, cid)
-    if waiter and (waiter.wakes == 0 or now - waiter.at >= PATIENCE_MS) then
-      if waiter.wakes >= MAX_WAKES then
+    if waiter and (waiter.wakes == 0 or now - waiter.at >= fair_queue.PATIENCE_MS) then
+      if waiter.wakes >= fair_queue.MAX_WAKES then
         leave(key, cid)
       else
         waiter.at, waiter.wakes = now, waiter.wakes + 1
@@ -281,7 +272,9 @@ end
 
 local function wake(shard, chain, now)
   local woken = {}
-  for _, account in ipairs(chain) do attempt(shard, budget(shard, account), '', wake_of, shard, account, now, woken) end
+  for _, account in ipairs(chain) do
+    store.attempt(shard, budget(shard, account), '', wake_of, shard, account, now, woken)
+  end
   return woken
 end
 
@@ -299,11 +292,11 @@ local function sweep(shard, now)
   for i = 1, #flat, 2 do
     local held = reserved_for(shard, flat[i], 'held')
     if held then
-      if is_alive[held.worker] == nil then is_alive[held.worker] = alive(shard, held.worker) end
+      if is_alive[held.worker] == nil then is_alive[held.worker] = store.alive(shard, held.worker) end
       -- Nobody takes the reply of a call that is in a batch once its conversation is deleted.
       local is_over = held.worker == '-' and redis.pcall('HEXISTS', budget(shard, held.account), 'deleted') == 1
       if is_over or not is_alive[held.worker] then
-        attempt(shard, shard .. ':ledger:held', flat[i], lose, shard, flat[i], held)
+        store.attempt(shard, shard .. ':ledger:held', flat[i], lose, shard, flat[i], held)
         redis.call('HDEL', shard .. ':ledger:held', flat[i])
       end
     end
@@ -321,7 +314,7 @@ end
 -- ARGV cid, worker, token, amount, sum of its log, account, parent account …
 -- returns {'reserved', '', woken …} {'exhausted', account, woken …} {'fenced', '', woken …}
 local function reserve(keys, args)
-  local shard, cid, worker, token, amount, now = keys[1], args[1], args[2], args[3], tonumber(args[4]), now_ms(keys[1])
+  local shard, cid, worker, token, amount, now = keys[1], args[1], args[2], args[3], tonumber(args[4]), store.now_ms(keys[1])
   local accounts = accounts_from(args, 6)
   begin_again(shard, cid, accounts[1], tonumber(token))
   enroll(shard, accounts)
@@ -337,7 +330,7 @@ local function reserve(keys, args)
   for _, account in ipairs(chain) do
     if not may_spend(shard, account, cid, amount, since, now) then
       stop_waiting(shard, chain, cid)
-      stand(shard, account, cid, amount, since or next_time(shard, account, now))
+      stand(shard, account, cid, amount, since or fair_queue.place_at(budget(shard, account) .. ':waiting', now))
       return reply('exhausted', account, extend(woken, wake(shard, chain, now)))
     end
   end
@@ -352,7 +345,7 @@ end
 --   outcome 'done', or 'lost': the call may be billed and brought no reply
 -- returns {'settled', '', woken …}
 local function settle(keys, args)
-  local shard, cid, token, now = keys[1], args[1], tonumber(args[2]), now_ms(keys[1])
+  local shard, cid, token, now = keys[1], args[1], tonumber(args[2]), store.now_ms(keys[1])
   local accounts = accounts_from(args, 5)
   enroll(shard, accounts)
   local chain = chain_of(shard, accounts[1])
@@ -376,22 +369,22 @@ end
 local function withdraw(keys, args)
   local chain = chain_of(keys[1], args[2])
   stop_waiting(keys[1], chain, args[1])
-  return reply('withdrawn', '', wake(keys[1], chain, now_ms(keys[1])))
+  return reply('withdrawn', '', wake(keys[1], chain, store.now_ms(keys[1])))
 end
 
 -- deck_budget_sweep: see after what dead workers had reserved, and move away what is of another type.
 -- ARGV account …: whose keys are looked at besides.  returns {'swept', '', woken …}
 local function sweep_now(keys, args)
   for name, kind in pairs({held = 'hash', lost = 'hash', crowded = 'set', swept = 'string'}) do
-    is_there(keys[1], keys[1] .. ':ledger:' .. name, kind)
+    store.is_there(keys[1], keys[1] .. ':ledger:' .. name, kind)
   end
-  is_there(keys[1], keys[1] .. ':budgets', 'set')
+  store.is_there(keys[1], keys[1] .. ':budgets', 'set')
   for _, account in ipairs(args) do
     for name, kind in pairs({[''] = 'hash', [':children'] = 'set', [':waiting'] = 'zset', [':wanted'] = 'hash'}) do
-      is_there(keys[1], budget(keys[1], account) .. name, kind)
+      store.is_there(keys[1], budget(keys[1], account) .. name, kind)
     end
   end
-  return reply('swept', '', sweep(keys[1], now_ms(keys[1])))
+  return reply('swept', '', sweep(keys[1], store.now_ms(keys[1])))
 end
 
 -- deck_budget_limit: set a limit, or change it by an amount.
@@ -402,9 +395,9 @@ local function change_limit(keys, args)
   local shard, accounts = keys[1], accounts_from(args, 4)
   enroll(shard, accounts)
   local key = budget(shard, accounts[1])
-  local known = get(key, 'change') or ''
+  local known = store.get(key, 'change') or ''
   if not string.find(' ' .. known .. ' ', ' ' .. args[1] .. ' ', 1, true) then
-    local limit = get(key, 'limit') or ''
+    local limit = store.get(key, 'limit') or ''
     if string.sub(args[2], 1, 5) == 'from ' and string.sub(args[2], 6) ~= limit then return reply('other', limit, {}) end
     redis.call('HSET', key, 'change', string.sub(args[1] .. ' ' .. known, 1, CHANGES_CHARS))
     if args[3] == '' then
@@ -415,12 +408,12 @@ local function change_limit(keys, args)
       redis.call('HSET', key, 'limit', args[3])
     end
   end
-  local limit, chain = get(key, 'limit') or '', chain_of(shard, accounts[1])
-  local is_listed = limit ~= '' or not get(key, 'deleted')
+  local limit, chain = store.get(key, 'limit') or '', chain_of(shard, accounts[1])
+  local is_listed = limit ~= '' or not store.get(key, 'deleted')
   redis.call(is_listed and 'SADD' or 'SREM', shard .. ':budgets', accounts[1])
   if limit ~= '' then redis.call('PERSIST', key) end
   drop_deleted(shard, accounts[1])
-  return reply('changed', limit, wake(shard, chain, now_ms(keys[1])))
+  return reply('changed', limit, wake(shard, chain, store.now_ms(keys[1])))
 end
 
 -- deck_budget_forget: a conversation is deleted. What it has spent stays in the accounts above its own. An account with a
@@ -431,25 +424,25 @@ local function forget(keys, args)
   local shard, cid, account = keys[1], args[1], args[2]
   local key = budget(shard, account)
   local function is_kept()
-    return get(key, 'limit') or get(shard .. ':ledger:held', cid) or redis.call('SCARD', key .. ':children') > 0
+    return store.get(key, 'limit') or store.get(shard .. ':ledger:held', cid) or redis.call('SCARD', key .. ':children') > 0
   end
-  local kept = attempt(shard, key, account, is_kept)
-  local parent = attempt(shard, key, account, get, key, 'parent')
+  local kept = store.attempt(shard, key, account, is_kept)
+  local parent = store.attempt(shard, key, account, store.get, key, 'parent')
   local children = parent and budget(shard, parent) .. ':children'
   -- A kept delegate keeps its parent too, or the accounts above could not be reached any more when its call ends.
-  local is_listed = kept and (get(key, 'limit') or string.find(parent or '', '^conversation:'))
-  if children and not is_listed then attempt(shard, children, account, redis.call, 'SREM', children, account) end
+  local is_listed = kept and (store.get(key, 'limit') or string.find(parent or '', '^conversation:'))
+  if children and not is_listed then store.attempt(shard, children, account, redis.call, 'SREM', children, account) end
   if kept then
     redis.call('HSET', key, 'deleted', '1')
     return {'kept'}
   end
-  if attempt(shard, key, account, get, key, 'deleted') then  -- the deletion is repeated
-    attempt(shard, key, account, drop_deleted, shard, account)
+  if store.attempt(shard, key, account, store.get, key, 'deleted') then  -- the deletion is repeated
+    store.attempt(shard, key, account, drop_deleted, shard, account)
     return {'forgotten'}
   end
-  attempt(shard, shard .. ':ledger:lost', cid, redis.call, 'HDEL', shard .. ':ledger:lost', cid)
+  store.attempt(shard, shard .. ':ledger:lost', cid, redis.call, 'HDEL', shard .. ':ledger:lost', cid)
   redis.call('DEL', key, key .. ':children', key .. ':waiting', key .. ':wanted')
-  if parent then attempt(shard, budget(shard, parent), parent, drop_deleted, shard, parent) end
+  if parent then store.attempt(shard, budget(shard, parent), parent, drop_deleted, shard, parent) end
   return {'forgotten'}
 end
 

@@ -1,6 +1,6 @@
 """One call of the function `append`, as values: who writes, what, and what happens along with it.
 
-Holds: the names of the arguments stand here and at the head of `append` in `functions.lua`, and nowhere else.
+Holds: the names of the arguments stand here and at the head of `append` in `append.lua`, and nowhere else.
 """
 
 from __future__ import annotations

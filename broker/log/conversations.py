@@ -217,6 +217,8 @@ _INTERNAL = {
     "mark",
     "orphan_of",
     "workspace",
+    "is_movable",
+    "label_index",
     "gap",
     "deleted",
     "awaited",

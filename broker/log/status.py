@@ -113,8 +113,9 @@ def listed_at_first(created: ConversationCreated, node: str) -> dict[str, str | 
     """Return what the index has of a conversation that begins, and what decides whose turn it is."""
     found = {"title": created.title, "agent": created.agent.name, "state": AgentState.LOADING.value}
     found |= {"workspace": created.workspace.model_dump_json()}
+    found |= {"is_movable": "1"} if created.workspace.path is None else {}
     found |= {"node": node} if node else {}
-    found |= {"labels": _labels(created.labels)} if created.labels else {}
+    found |= dict(_labels(created.labels)) if created.labels else {}
     found |= {"class": str(priority_of(created.tenancy, is_headless=created.headless).rank)}
     if created.tenancy is not None and created.tenancy.tenant:
         found |= {"tenant": created.tenancy.tenant}
@@ -170,11 +171,13 @@ def model_of(events: Sequence[Event]) -> str:
 def relisted(change: ConversationChanged) -> list[tuple[str, str]]:
     """Return what the index has of a conversation after a change, by name."""
     found = [("agent", change.agent.name)] if change.agent is not None else []
-    return found + ([("labels", _labels(change.labels))] if change.labels is not None else [])
+    return found + (_labels(change.labels) if change.labels is not None else [])
 
 
-def _labels(labels: Mapping[str, str]) -> str:
-    return json.dumps(labels, sort_keys=True)
+def _labels(labels: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return what is shown of labels, and the indexes that the store's functions enter the conversation in."""
+    ordered = sorted(labels.items())
+    return [("labels", json.dumps(dict(ordered))), ("label_index", " ".join("=".join(label) for label in ordered))]
 
 
 def status_of(events: Iterable[Event]) -> Status:

@@ -1,6 +1,6 @@
-"""The function libraries of the store: their source, their version, and how they are deployed.
+"""The function library of the store: its source, its version, and how it is deployed.
 
-The version of the functions is the hash of their source and an order: `VERSIONS` gives each hash a number. A test makes
+The version of the functions is the hash of their source and an order: `VERSIONS` has a line for each. A test makes
 every change of the Lua add a line with a higher one, which also says which workers the functions still serve.
 
 Holds: functions are replaced only by a version that is known and newer, and not while a live worker runs that the new
@@ -9,7 +9,7 @@ all, with its first write. A worker whose functions are replaced by ones that do
 `deck_now` and `deck_leave` keep their arguments for ever, so it always can.
 An announcement ends by itself: a setup that is killed stops workers for a limited time only.
 Does not: deploy twice in the same millisecond: start two versions one after the other.
-Keys: the fields `functions`, `functions:<library>`, `functions:announced` and `functions:announced_until` (seconds of
+Keys: the fields `functions`, `functions:announced` and `functions:announced_until` (seconds of
 the server's clock) of `deck:store`; reads the workers of shard 0.
 """
 
@@ -31,21 +31,9 @@ from broker.runtime.errors import FunctionsReplaced, FunctionsTooOld, StoreMisco
 from broker.store import keys
 from broker.store.connection import Connection, texts_by_name
 
-VERSIONS: dict[str, tuple[int, int]] = {
-    # hash of the source: (order, the lowest order of the workers that these functions serve)
-    "58cb2e82ab1e6435": (11, 11),
-    "36de0d466bbd301a": (12, 11),
-    "78eba491650cdd58": (12, 11),
-}
-"""All versions there have been. Add a line at the end with the next order; never change or remove one."""
-LIBRARIES = {
-    "deckhands": ("log/functions.lua", "log/turns.lua", "log/admission.lua", "log/webhooks.lua"),
-    "deckhands_governor": ("limits/governor.lua",),
-    "deckhands_ledger": ("limits/ledger.lua",),
-    "deckhands_batches": ("limits/batches.lua",),
-}
-"""The function libraries and their files: the one that registers the functions, and what it begins with."""
-PRELUDE = "store/prelude.lua"
+LIBRARY = "deckhands"
+FOLDERS = ("store", "limits", "log/lua")
+"""Where the Lua of the library is, in the package `broker`: each file is a module, which registers its functions."""
 FIELD, ANNOUNCED, UNTIL = "functions", "functions:announced", "functions:announced_until"
 FACTS = ("HMGET", keys.STORE, "generation", FIELD, ANNOUNCED, UNTIL)
 """Asks for what `compare` needs, but for the server's time."""
@@ -63,18 +51,33 @@ CHECK_SECONDS = 5.0
 logger = logging.getLogger(__name__)
 
 
-def functions_code(library: str = "deckhands") -> str:
-    """Return the source of a function library: its first line names it, then comes what all of them share."""
-    folder = resources.files("broker")
-    first, *others = LIBRARIES[library]
-    own, *parts = (folder.joinpath(file).read_text(encoding="utf-8") for file in (first, PRELUDE, *others))
-    name, _, rest = own.partition("\n")
-    return "\n".join((name, *parts, rest))
+@cache
+def functions_code() -> str:
+    """Return the source of the function library: every Lua file as a module, which others get by `require`."""
+    files = {
+        f"{folder}/{file.name.removesuffix('.lua')}": file.read_text(encoding="utf-8")
+        for folder in FOLDERS
+        for file in resources.files("broker").joinpath(folder).iterdir()
+        if file.name.endswith(".lua")
+    }
+    modules = (f"sources['{name}'] = function()\n{text}end\n" for name, text in sorted(files.items()))
+    loads = (f"require('{name}')\n" for name in sorted(files))
+    return "".join((f"#!lua name={LIBRARY}\n", _REQUIRE, *modules, *loads))
+
+
+# While a library is loaded, the servers offer nothing but `redis`: no `pairs`, no `string`.
+_REQUIRE = """\
+local sources, modules = {}, {}
+local function require(name)
+  if not modules[name] then modules[name] = sources[name]() or true end
+  return modules[name]
+end
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionsVersion:
-    """A version of all function libraries together.
+    """A version of the functions.
 
     Attributes:
         order: newer versions have a higher one; `UNKNOWN_ORDER`: a build whose Lua is not in `VERSIONS`, or no version.
@@ -106,13 +109,19 @@ class FunctionsVersion:
         return f"{self.order or 'unknown'} ({ascii(self.code[:8])[1:-1] or 'without a hash'})"
 
 
+VERSIONS = (
+    # order, hash of the source, the lowest order of the workers that these functions serve
+    FunctionsVersion(1, "ed6afe1baef5af6c", 1),
+)
+"""All versions there have been. Add a line at the end with the next order; never change or remove one."""
+
+
 @cache
 def own_version() -> FunctionsVersion:
     """Return the version of the functions that this build brings."""
-    source = "".join(functions_code(library) for library in LIBRARIES)
-    code = hashlib.sha256(source.encode()).hexdigest()[:16]
-    order, oldest = VERSIONS.get(code, (UNKNOWN_ORDER, UNKNOWN_ORDER))
-    return FunctionsVersion(order, code, oldest)
+    code = hashlib.sha256(functions_code().encode()).hexdigest()[:16]
+    unknown = FunctionsVersion(UNKNOWN_ORDER, code, UNKNOWN_ORDER)
+    return next((version for version in VERSIONS if version.code == code), unknown)
 
 
 def refusal(stamp: str, announced: str = "") -> StoreTooNew | FunctionsTooOld | None:
@@ -198,7 +207,7 @@ class StoreFunctions:
 
 
 async def deploy(connection: Connection, *, stop_seconds: float = 0.0, is_setup: bool = False) -> FunctionsVersion:
-    """Load the functions if the store has none, lacks some, or has older ones that no live worker needs.
+    """Load the functions if the store has none, or has older ones that no live worker needs.
 
     Idempotent.
 
@@ -244,11 +253,11 @@ async def deploy(connection: Connection, *, stop_seconds: float = 0.0, is_setup:
             remedy="Stop them, or run `deckhands setup --stop-older` of this version, which asks them to stop.",
         )
     try:
-        # In one go, so that hardly a call can come between.
+        # In one go, so that hardly a call can come between. The server replaces all functions at once, or none.
         await connection.call_many(
             [
-                *(("FUNCTION", "LOAD", "REPLACE", functions_code(library)) for library in LIBRARIES),
-                ("HSET", keys.STORE, FIELD, own.stamp, *(part for name in _OLD_FIELDS for part in (name, own.stamp))),
+                ("FUNCTION", "LOAD", "REPLACE", functions_code()),
+                ("HSET", keys.STORE, FIELD, own.stamp),
                 ("HDEL", keys.STORE, ANNOUNCED, UNTIL),
             ]
         )
@@ -260,10 +269,6 @@ async def deploy(connection: Connection, *, stop_seconds: float = 0.0, is_setup:
         ) from error
     logger.info("loaded the functions of version %s into the store", own)
     return own
-
-
-_OLD_FIELDS = tuple(f"{FIELD}:{library}" for library in LIBRARIES if library != "deckhands")
-"""Read by builds before version 11, which must not replace these libraries by their own."""
 
 
 async def _stopped(connection: Connection, own: FunctionsVersion, stop_seconds: float) -> list[str]:
@@ -317,5 +322,4 @@ def _number(text: str) -> int:
 
 
 async def _are_loaded(connection: Connection) -> bool:
-    lists = [("FUNCTION", "LIST", "LIBRARYNAME", library) for library in LIBRARIES]
-    return all(await connection.call_many(lists))
+    return bool(await connection.call("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY))

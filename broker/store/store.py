@@ -37,9 +37,7 @@ from broker.store.connection import (
     texts_by_name,
 )
 from broker.store.durability import REMEDY, volatility_of
-from broker.store.function_libraries import LIBRARIES as LIBRARIES  # noqa: PLC0414
 from broker.store.function_libraries import UNCHANGING, StoreFunctions, deploy
-from broker.store.function_libraries import functions_code as functions_code  # noqa: PLC0414
 from broker.store.keys import ConversationKeys, ShardKeys
 from broker.store.outage import Outage
 from broker.store.server_versions import weakness_of

@@ -32,7 +32,7 @@ from controller_worker.core.concerns.start import Start
 from controller_worker.core.concerns.survey import Survey
 from controller_worker.core.pending import Tools
 
-SNAPSHOT_VERSION = 27
+SNAPSHOT_VERSION = 1
 
 
 @dataclass(frozen=True)

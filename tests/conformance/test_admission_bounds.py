@@ -13,7 +13,8 @@ from broker.limits.tenants import TenantTable, memory_bound, publish
 from broker.log.admission import check
 from broker.log.event_log import Appended, Duplicate, EventLog
 from broker.runtime.errors import AdmissionRefused
-from broker.store.store import Store, functions_code, open_store
+from broker.store.function_libraries import functions_code
+from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection
 from tests.broker_parts import command, enter, message
 

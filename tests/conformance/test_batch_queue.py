@@ -197,15 +197,3 @@ async def test_unusable_call_blocks_no_other_of_its_batch(store: Store, field: s
     for number in await batches.numbers(batch):
         await batches.deliver(batch, number, b"result")
     assert (await batches.ask("bbb", "1.1")).result == b"result"
-
-
-async def test_batch_of_an_earlier_version_keeps_its_service(store: Store) -> None:
-    batches, batch = await sealed(store, "aaa")
-    await store.connection.call("HDEL", of_batch(store, "about", batch), "about_lane")
-    assert await batches.note(batch, "w1", look_again_seconds=0.0, provider="p-1")
-    lanes = await batches.lanes()
-    assert (await seal(batches))[0] == ""
-    assert await batches.lanes() == {}
-    taken = await batches.lease(batch.batch_id, "w1", lease_seconds=60.0)
-    assert taken is not None
-    assert taken.about_lane == lanes["lane"] != ""

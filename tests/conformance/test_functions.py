@@ -9,15 +9,17 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import lupa.lua51
 import pytest
 
+import broker
 from broker.runtime.errors import FunctionsReplaced, FunctionsTooOld, StoreTooNew
 from broker.store import function_libraries, keys
 from broker.store.connection import Connection
 from broker.store.function_libraries import (
     ANNOUNCED,
     FIELD,
-    LIBRARIES,
+    LIBRARY,
     UNTIL,
     VERSIONS,
     FunctionsVersion,
@@ -30,20 +32,21 @@ from tests.broker_parts import begin, enter
 
 Connect = Callable[[], Connection]
 OWN = own_version()
+MOST_LOCALS, LOCALS_OF_A_MODULE = 200, 120
 NEWER = FunctionsVersion(OWN.order + 1, "abcdef0123456789", OWN.order)
 NEWER_ALONE = FunctionsVersion(OWN.order + 1, "abcdef0123456789", OWN.order + 1)
 OLDER = FunctionsVersion(OWN.order - 1, "0123456789abcdef", 1)
 
 
 def test_a_changed_source_has_a_new_version() -> None:
-    highest = max(order for code, (order, _) in VERSIONS.items() if code != OWN.code or len(VERSIONS) == 1)
+    following = len(VERSIONS) + 1
     assert OWN.order, (
-        f'The Lua has changed. Add to VERSIONS: "{OWN.code}": ({highest + 1}, OLDEST), where OLDEST is {highest + 1}, or '
-        "the lowest order of the workers that can call the changed functions."
+        f'The Lua has changed. Add to VERSIONS: FunctionsVersion({following}, "{OWN.code}", OLDEST), where OLDEST is '
+        f"{following}, or the lowest order of the workers that can call the changed functions."
     )
-    assert OWN.order == max(order for order, _ in VERSIONS.values())
-    assert [order for order, _ in VERSIONS.values()] == sorted(order for order, _ in VERSIONS.values())
-    assert all(oldest <= order for order, oldest in VERSIONS.values())
+    assert VERSIONS[-1] == OWN
+    assert [version.order for version in VERSIONS] == list(range(1, following))
+    assert all(1 <= version.oldest <= version.order for version in VERSIONS)
 
 
 def test_no_version_is_ever_changed_or_removed() -> None:
@@ -56,9 +59,28 @@ def test_no_version_is_ever_changed_or_removed() -> None:
         )
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("this tree is no git repository")
-    removed = re.findall(r'^-\s+"([0-9a-f]{16})": \((\d+), (\d+)\)', text, re.MULTILINE)
-    for code, order, oldest in removed:
-        assert VERSIONS.get(code) == (int(order), int(oldest)), f"the version {code} is gone; add a line instead"
+    removed = re.findall(r'^-\s+FunctionsVersion\((\d+), "([0-9a-f]{16})", (\d+)\)', text, re.MULTILINE)
+    for order, code, oldest in removed:
+        version = FunctionsVersion(int(order), code, int(oldest))
+        assert version in VERSIONS, f"the version {version} is gone; add a line instead"
+
+
+MODULES = sorted(Path(broker.__file__).parent.rglob("*.lua"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_a_module_leaves_room_for_locals(path: Path) -> None:
+    """Lua allows 200 locals in a chunk: the module compiles with 80 more, so it has 120 at most."""
+    text, returned, value = path.read_text().rpartition("\nreturn ")
+    more = "".join(f"\nlocal more_{number}" for number in range(MOST_LOCALS - LOCALS_OF_A_MODULE))
+    code = f"{text}{more}{returned}{value}" if returned and "\n" not in value.strip() else path.read_text() + more
+    lupa.lua51.LuaRuntime().compile(code)
+
+
+def test_each_lua_file_is_a_module_of_the_library() -> None:
+    names = re.findall(r"^sources\['([\w/]+)'\]", functions_code(), re.MULTILINE)
+    assert names == [str(path.relative_to(Path(broker.__file__).parent).with_suffix("")) for path in MODULES]
+    assert {name for path in MODULES for name in re.findall(r"require\('([\w/]+)'\)", path.read_text())} <= {*names}
 
 
 @pytest.mark.parametrize(
@@ -97,9 +119,6 @@ async def with_functions(connection: Connection, version: FunctionsVersion) -> N
     """Load functions that say which they are, under a version."""
     code = functions_code() + f"\nredis.register_function('deck_other', function() return {{'{version.order}'}} end)"
     await connection.call("FUNCTION", "LOAD", "REPLACE", code)
-    for library in LIBRARIES:
-        if library != "deckhands":
-            await connection.call("FUNCTION", "LOAD", "REPLACE", functions_code(library))
     await connection.call("HSET", keys.STORE, FIELD, version.stamp)
 
 
@@ -131,10 +150,10 @@ async def test_lost_newer_functions_are_not_replaced_by_older_ones(opened: Conne
     await connection.call("HSET", keys.STORE, FIELD, NEWER.stamp)
     with pytest.raises(StoreTooNew, match="has lost its functions"):
         await open_store(connection)
-    assert not await opened().call("FUNCTION", "LIST", "LIBRARYNAME", "deckhands")
+    assert not await opened().call("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY)
 
 
-@pytest.mark.parametrize("stamp", ["1:abc", "10:3c49aca32eda6af9:10", OLDER.stamp, "rubbish"])
+@pytest.mark.parametrize("stamp", ["0:abc", OLDER.stamp, "rubbish"])
 async def test_older_functions_are_replaced(opened: Connect, stamp: str) -> None:
     connection = opened()
     await connection.call(
@@ -155,7 +174,7 @@ async def test_missing_functions_are_deployed_again(opened: Connect) -> None:
 
 async def test_a_client_deploys_only_into_a_store_without_functions(opened: Connect) -> None:
     client = await open_store(opened(), deploys=False)
-    assert not await client.connection.call("FUNCTION", "LIST", "LIBRARYNAME", "deckhands")
+    assert not await client.connection.call("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY)
     await begin(client)
     assert await client.connection.call("HGET", keys.STORE, FIELD) == OWN.stamp.encode()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from broker.limits.governor import CallOutcome
@@ -30,6 +32,7 @@ async def test_a_former_owner_takes_no_permit_from_the_latter(store: Store, work
         await enter(store, name)
     callers = Callers(store, limited(store, concurrency=2, input_tokens_per_minute=60_000))
     assert await callers.may_call("aaa", worker="w1", fence=FORMER, tokens=(100, 0))
+    since = time.monotonic()
     assert await callers.may_call("aaa", worker=worker, fence=LATTER, tokens=(200, 0))
     before = await left(callers)
     # The former owner was taken for dead, and continues.
@@ -37,7 +40,8 @@ async def test_a_former_owner_takes_no_permit_from_the_latter(store: Store, work
     await callers.settle("aaa", CallOutcome.UNSENT, worker="w1", fence=FORMER)
     await callers.governor.withdraw(callers.pool, "aaa", "w1", fence=FORMER)
     assert await in_flight(callers) == 1
-    assert await left(callers) == pytest.approx(before, abs=50)
+    filled = 1_000 * (time.monotonic() - since)  # the bucket fills by one a millisecond
+    assert before <= await left(callers) <= before + filled + 2  # whole ms at both ends
     await callers.settle("aaa", worker=worker, fence=LATTER, input_tokens=200)
     assert await in_flight(callers) == 0
 
@@ -55,18 +59,6 @@ async def test_former_owner_takes_no_queue_place_from_the_next(store: Store) -> 
     assert not await callers.may_call("aaa", worker="w1", fence=FORMER)
     assert not await callers.may_call("bbb", worker="w1")
     assert await callers.may_call("aaa", worker="w2", fence=LATTER)
-
-
-async def test_permit_of_an_earlier_version_has_an_owner(store: Store) -> None:
-    await enter(store, "w1")
-    callers = Callers(store, limited(store, concurrency=1))
-    assert await callers.may_call("aaa", worker="w1")
-    held = f"{store.all_shards[0].quota(callers.pool.name)}:held"
-    text = (await store.connection.call("HGET", held, "aaa")).rpartition(b" ")[0]
-    await store.connection.call("HSET", held, "aaa", text)
-    assert await callers.may_call("aaa", worker="w1", fence=LATTER)
-    await callers.settle("aaa", worker="w1", fence=LATTER)
-    assert await callers.may_call("bbb", worker="w1")
 
 
 @pytest.mark.parametrize("asks", [(600, 700), (600, 500), (600, 600)], ids=["more", "less", "the-same"])
@@ -91,19 +83,3 @@ async def test_what_was_called_and_has_grown_costs_the_difference(memory_store: 
     await pass_time(memory_store, clock, 2.0, worker_id="w1")
     assert await callers.may_call("grows", worker="w1", tokens=(700, 0))
     assert await left(callers) == pytest.approx(900.0)
-
-
-async def test_worker_of_an_earlier_version_takes_over_place_and_permit(store: Store) -> None:
-    for name in ("w1", "w2"):
-        await enter(store, name)
-    callers = Callers(store, limited(store, concurrency=1))
-    keys = (store.all_shards[0].quota(callers.pool.name), store.all_shards[0].root)
-    without_token = ("aaa", "w2", 1, 1, 2, "", 1)
-    assert await callers.may_call("first", worker="w1")
-    assert not await callers.may_call("aaa", worker="w1", fence=FORMER)
-    assert (await store.function("deck_quota_reserve", keys, *without_token))[0] == "waiting"
-    await callers.settle("first", worker="w1")  # calls aaa
-    assert (await store.function("deck_quota_reserve", keys, *without_token))[0] == "granted"
-    settled = await store.function("deck_quota_settle", keys, "aaa", "w2", "ok", 1, 1, "", 1)
-    assert settled[0] == "settled"
-    assert await in_flight(callers) == 0

@@ -111,7 +111,7 @@ async def test_an_interactive_conversation_waits_for_no_batch(store: Store) -> N
 
 
 async def test_action_without_a_stream_reader_goes_to_all(store: Store) -> None:
-    """A controller of an earlier version reads the ready stream alone."""
+    """A controller says whether it reads the interactive one."""
     await enter(store, CONTROLLER)
     await start(store, "person", priority="interactive")
     assert await taken(store, 1) == ["person"]
@@ -367,32 +367,6 @@ async def test_a_large_window_is_counted_as_it_is(store: Store) -> None:
             await start(store, "last")
             await store.connection.call("XDEL", stream, middle)
     assert await store.connection.call("XLEN", stream) == 80
-
-
-async def test_what_nobody_reads_as_interactive_goes_where_all_goes(store: Store) -> None:
-    """The workers were replaced by ones of an earlier version, which read one ready stream and one of each pool."""
-    await controllers(store)
-    await tools(store)
-    root = store.all_shards[0].root
-    await start(store, "acting", priority="interactive")
-    actions = await act(store, ["acting"])
-    for n in range(12):
-        await start(store, f"person-{n}", priority="interactive")
-    claimed = await Owners(store).resume_claim("acting", CONTROLLER)
-    assert claimed is not None
-    for stream in ("ready:interactive", "act:interactive:pool:bash"):
-        assert await store.connection.call("HGET", f"{root}:clock", f"read:{stream}")
-        await store.connection.call("HSET", f"{root}:clock", f"read:{stream}", 1)
-    await enter(store, "old-controller")
-    await enter(store, "old-tool", node="n2")
-    for _ in range(3):
-        await store.function("deck_tick", (root,), "old-tool", 3_600_000, 1, -1)
-    assert len(await taken(store, 12, worker_id="old-controller")) == 12
-    entry = await EventLog(store).entry("acting", actions["acting"])
-    outcome = await Owners(store).dispatch(claimed.ownership, actions["acting"], entry)
-    assert outcome is DispatchOutcome.ENQUEUED
-    queue = ActionQueue(store, store.all_shards[0], worker_id="old-tool", node="n2", pools=["bash"])
-    assert await performed(store, queue, 1) == ["acting"]
 
 
 async def test_what_is_gone_loses_its_turn_and_no_other(store: Store) -> None:

@@ -13,20 +13,20 @@ import pytest
 
 import broker
 from broker.runtime.child import EXIT_FUNCTIONS
-from broker.store.function_libraries import LIBRARIES, FunctionsVersion, own_version
+from broker.store.function_libraries import LIBRARY, FunctionsVersion, own_version
 from tests.faults.harness import FaultCluster, steps
 
 OWN = own_version()
 ANOTHER_NAME = (
     (
-        "log/functions.lua",
+        "log/lua/append.lua",
         "redis.register_function('deck_append', append)",
         "redis.register_function('deck_add', append)",
     ),
     ("log/event_log.py", '"deck_append"', '"deck_add"'),
 )
 """What makes functions that workers of this build cannot call."""
-A_COMMENT = (("log/functions.lua", "#!lua name=deckhands\n", "#!lua name=deckhands\n-- another version\n"),)
+A_COMMENT = (("log/lua/append.lua", "-- Append: ", "-- Another version of append: "),)
 
 
 class Build:
@@ -50,9 +50,9 @@ class Build:
         _, output = await self.python("-c", script)
         code = output.strip()
         if self._order:
-            line = f'    "{code}": ({self._order}, {self._oldest}),\n'
+            line = f'    FunctionsVersion({self._order}, "{code}", {self._oldest}),\n'
             text = table.read_text()
-            end = text.index("\n}\n", text.index("VERSIONS: ")) + 1
+            end = text.index("\n)\n", text.index("VERSIONS = (")) + 1
             table.write_text(text[:end] + line + text[end:])
         self.version = FunctionsVersion(self._order, code, self._oldest)
         return self
@@ -81,7 +81,7 @@ class Build:
 
 async def functions_of(cluster: FaultCluster) -> Any:
     call = cluster.client.store.connection.call
-    return [await call("FUNCTION", "LIST", "LIBRARYNAME", library, "WITHCODE") for library in LIBRARIES]
+    return await call("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY, "WITHCODE")
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ async def test_workers_hand_back_when_their_functions_are_replaced(processes: Fa
     status, output = await newer.python("-c", script, cluster.store.url)
     assert status == 0, output
     for name in ("c1", "t1", "j1", "d1"):
-        assert await cluster.until_ended(name) == EXIT_FUNCTIONS
+        assert await cluster.until_ended(name) == EXIT_FUNCTIONS, cluster.log_of(name)
     cluster.start_controller("c2", **newer.environment)
     cluster.start_tool("t2", **newer.environment)
     await cluster.settle(ids)

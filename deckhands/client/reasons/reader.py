@@ -34,7 +34,7 @@ MAX_DEPTH = 8
 MAX_CONVERSATIONS = 50
 MAX_ACTIONS = 10
 NODE_PATIENCE_SECONDS = 120.0
-"""How long after its last heartbeat a node is given up; as in functions.lua."""
+"""How long after its last heartbeat a node is given up; as in nodes.lua."""
 
 ReadEvents = Callable[[str], Awaitable[Sequence[Event]]]
 

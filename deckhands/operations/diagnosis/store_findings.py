@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from broker.runtime.errors import DeckhandsError
 from broker.store.connection import Connection, MultiplexedConnection
-from broker.store.function_libraries import ANNOUNCED, FIELD, LIBRARIES, FunctionsVersion, own_version
+from broker.store.function_libraries import ANNOUNCED, FIELD, LIBRARY, FunctionsVersion, own_version
 from broker.store.keys import STORE
 from broker.store.readings import ask, number, pairs, text
 from deckhands.operations.diagnosis.diagnostics import Finding
@@ -65,12 +65,8 @@ async def rights_findings(url: str) -> list[Finding]:
 
 async def functions_findings(connection: Connection) -> list[Finding]:
     """Compare the functions in the store with those of this version."""
-    facts, *loaded = await ask(
-        connection,
-        [
-            ("HMGET", STORE, FIELD, ANNOUNCED),
-            *(("FUNCTION", "LIST", "LIBRARYNAME", library) for library in LIBRARIES),
-        ],
+    facts, listed = await ask(
+        connection, [("HMGET", STORE, FIELD, ANNOUNCED), ("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY)]
     )
     findings = []
     stamp, announced = map(text, facts) if isinstance(facts, list) else ("", "")
@@ -85,7 +81,6 @@ async def functions_findings(connection: Connection) -> list[Finding]:
     if announced and announced != stamp:
         detail = f"version {FunctionsVersion.parse(announced)} is announced, and workers that it does not serve stop"
         findings.append(found(FUNCTIONS, detail, "Complete it by `deckhands setup --stop-older` of that version."))
-    for library, listed in zip(LIBRARIES, loaded, strict=True):
-        if isinstance(listed, list) and library not in {text(pairs(each).get("library_name")) for each in listed}:
-            findings.append(broken(FUNCTIONS, f"the server has lost the library {library}", DEPLOY))
+    if isinstance(listed, list) and LIBRARY not in {text(pairs(each).get("library_name")) for each in listed}:
+        findings.append(broken(FUNCTIONS, f"the server has lost the library {LIBRARY}", DEPLOY))
     return findings or [good(FUNCTIONS, versions)]

@@ -1,7 +1,7 @@
 """The webhooks of a store and their deliveries.
 
 Holds: a secret is shown when a webhook is made and never again; the store has it encrypted. The deliveries of a
-conversation to a webhook form a line, and one worker at a time has a line. See `broker/log/webhooks.lua`.
+conversation to a webhook form a line, and one worker at a time has a line. See `broker/log/lua/webhooks.lua`.
 Does not: keep more than `KEPT` deliveries of a webhook that have ended.
 Keys: `deck:{0}:webhooks…`, `deck:{0}:webhook:<id>:…`, `deck:{k}:hooked`, the field `hooked` of `deck:{k}:clock`.
 """

@@ -1,15 +1,20 @@
--- Admission: whether a conversation may begin now. The second part of the library `deckhands`.
---   shard base  deck:{k}   :open:<tenant>   zset  conversations that are not settled -> created (ms)
---                          :paces           hash  tenant -> when its allowance for a minute is whole again (ms)
---                          :tenants         hash  see turns.lua; ':memory' -> of the server's memory: up to 1 a share of
---                                                 maxmemory, above it bytes, 0 no bound
---                          :refused         hash  'memory', 'open', 'pace' -> how many beginnings were refused for it
+-- Admission: whether a conversation may begin now.
+-- Keys:  shard base  :open:<tenant>   zset  conversations that are not settled -> created (ms)
+--                    :paces           hash  tenant -> when its allowance for a minute is whole again (ms)
+--                    :tenants         hash  see tenants.lua; ':memory' -> of the server's memory: up to 1 a share of
+--                                           maxmemory, above it bytes, 0 no bound
+--                    :refused         hash  'memory', 'open', 'pace' -> how many beginnings were refused for it
 -- Only beginnings are refused. Messages, observations, steps and delegates are admitted until the server is full, so what
 -- the bound leaves free is theirs.
+
+local store = require('store/prelude')
+local tenants = require('log/lua/tenants')
+local admission = {}
 
 local USUAL_MEMORY = 0.8
 local OPEN_RETRY_MS, MEMORY_RETRY_MS, MINUTE_MS = 5000, 15000, 60000
 local LOOKED_AT = 64
+
 -- The states in which a conversation needs no worker until somebody speaks up; see broker/contract/agent_state.py.
 local SETTLED = {finished = true, rejected = true, error = true, stopped = true, awaiting_user_input = true,
   awaiting_user_confirmation = true, paused = true}
@@ -17,9 +22,9 @@ local SETTLED = {finished = true, rejected = true, error = true, stopped = true,
 local function open_key(shard, name) return shard .. ':open:' .. name end
 
 -- Count a conversation among the open ones of its tenant, or no longer.
-local function count_open(shard, name, cid, state, created)
+function admission.count_open(shard, name, cid, state, created)
   local key = open_key(shard, name)
-  if not is_there(shard, key, 'zset') and SETTLED[state] then return end
+  if not store.is_there(shard, key, 'zset') and SETTLED[state] then return end
   if SETTLED[state] then redis.call('ZREM', key, cid)
   else redis.call('ZADD', key, created, cid) end
 end
@@ -33,18 +38,18 @@ end
 -- store has lost or closed since do not count.
 local function open_of(shard, name, most)
   local key = open_key(shard, name)
-  if not is_there(shard, key, 'zset') then return 0 end
+  if not store.is_there(shard, key, 'zset') then return 0 end
   local count = redis.call('ZCARD', key)
   if count < most then return count end
   for _, cid in ipairs(redis.call('ZRANGE', key, 0, LOOKED_AT - 1)) do
-    if not attempt(shard, key, cid, is_open, shard .. ':c:' .. cid .. ':meta') then redis.call('ZREM', key, cid) end
+    if not store.attempt(shard, key, cid, is_open, shard .. ':c:' .. cid .. ':meta') then redis.call('ZREM', key, cid) end
   end
   return redis.call('ZCARD', key)
 end
 
 -- The refusal for the store's memory; nil: there is room, or nobody knows.
 local function memory_refusal(shard)
-  local bound = number_of(get(shard .. ':tenants', ':memory')) or USUAL_MEMORY
+  local bound = store.number_of(store.get(shard .. ':tenants', ':memory')) or USUAL_MEMORY
   if bound <= 0 then return nil end
   local text = redis.pcall('INFO', 'memory')
   if type(text) ~= 'string' then return nil end
@@ -64,14 +69,14 @@ end
 -- When the pace of a tenant allows one more beginning, in ms from now, and when its allowance is whole again after that.
 local function pace_of(shard, name, most, now)
   local step = MINUTE_MS / most
-  local whole = math.max(number_of(get(shard .. ':paces', name)) or 0, now) + step
+  local whole = math.max(store.number_of(store.get(shard .. ':paces', name)) or 0, now) + step
   return math.max(0, whole - now - MINUTE_MS), whole
 end
 
 -- Whether a conversation of a tenant may begin. Returns the refusal, or nil and what to note once it has begun.
 -- elsewhere: how many of the tenant's conversations are open in other shards
-local function admission(shard, tenant, elsewhere, now)
-  local name, _, most, pace = share_of(shard, tenant)
+function admission.decide(shard, tenant, elsewhere, now)
+  local name, _, most, pace = tenants.share_of(shard, tenant)
   local refusal, whole = memory_refusal(shard), nil
   if refusal then return counted(shard, refusal) end
   if most > 0 then
@@ -85,3 +90,16 @@ local function admission(shard, tenant, elsewhere, now)
   end
   return nil, name, whole
 end
+
+-- admit: whether a conversation may begin now, for those who have to store something before. Nothing is noted.
+-- KEYS shard base.  ARGV cid, tenant, how many of its conversations are open in other shards
+-- returns {'admitted'} {'refused', …} as append does; one that has begun is admitted
+local function admit(keys, args)
+  local shard = keys[1]
+  if store.get(shard .. ':c:' .. args[1] .. ':meta', 'last_id') then return {'admitted'} end
+  return admission.decide(shard, args[2], tonumber(args[3]) or 0, store.now_ms(shard)) or {'admitted'}
+end
+
+redis.register_function('deck_admit', admit)
+
+return admission

@@ -1,11 +1,16 @@
 -- Webhooks: what they hear of, and the deliveries that wait. All but `hooked` and `news` is in the first shard:
---   :webhooks              hash  webhook -> what it is (JSON)
---   :webhooks:due          zset  '<webhook> <conversation>', a line of deliveries -> when its first one is due (ms)
---   :webhook:<id>:sent     hash  delivery -> what it is and how far it has come (JSON)
---   :webhook:<id>:order    zset  delivery -> when it was planned (ms)
---   :webhook:<id>:ended    zset  delivery -> when it ended (ms)
---   :webhook:<id>:line:<conversation>  zset  delivery -> its place
+-- Keys:  :hooked                hash  tenant, or '*' -> 1: it has webhooks
+--        :news                  zset  conversation -> the first event that webhooks have not heard of
+--        :webhooks              hash  webhook -> what it is (JSON)
+--        :webhooks:due          zset  '<webhook> <conversation>', a line of deliveries -> when its first one is due (ms)
+--        :webhook:<id>:sent     hash  delivery -> what it is and how far it has come (JSON)
+--        :webhook:<id>:order    zset  delivery -> when it was planned (ms)
+--        :webhook:<id>:ended    zset  delivery -> when it ended (ms)
+--        :webhook:<id>:line:<conversation>  zset  delivery -> its place
 -- Who delivers holds a line by the very time at which it is due again: another time means that somebody else has it.
+
+local store = require('store/prelude')
+local webhooks = {}
 
 -- told: webhooks have heard of the events of a conversation up to one.
 -- KEYS conversation base, shard base.  ARGV cid, the first event that they had not heard of, the last of now
@@ -14,7 +19,7 @@ local function told(keys, args)
   local news, cid = keys[2] .. ':news', args[1]
   local first = redis.call('ZSCORE', news, cid)
   if not first or tonumber(first) ~= tonumber(args[2]) then return {'other'} end
-  local last = tonumber(get(keys[1] .. ':meta', 'last_id'))
+  local last = tonumber(store.get(keys[1] .. ':meta', 'last_id'))
   if not last or last <= tonumber(args[3]) then redis.call('ZREM', news, cid)
   else redis.call('ZADD', news, tonumber(args[3]) + 1, cid) end
   return {'told'}
@@ -25,11 +30,12 @@ end
 -- returns {'put'} {'other'}: it is not what was known  {'full'}
 local function put_webhook(keys, args)
   local root, id, known, text = keys[1] .. ':webhooks', args[1], args[2], args[3]
-  local there = get(root, id) or ''
+  local there = store.get(root, id) or ''
   if there ~= known and there ~= text then return {'other'} end  -- the same again: a reply was lost
   if text == '' then
     redis.call('HDEL', root, id)
-    for _, name in ipairs({'sent', 'order', 'ended'}) do redis.call('UNLINK', keys[1] .. ':webhook:' .. id .. ':' .. name) end
+    local own = keys[1] .. ':webhook:' .. id
+    redis.call('UNLINK', own .. ':sent', own .. ':order', own .. ':ended')
   else
     if there == '' and redis.call('HLEN', root) >= tonumber(args[4]) then return {'full'} end
     redis.call('HSET', root, id, text)
@@ -42,9 +48,9 @@ end
 -- returns {'planned'} {'known'} {'full'} {'missing'}: there is no such webhook any more
 local function plan_delivery(keys, args)
   local shard, hook, cid, delivery = keys[1], args[1], args[2], args[3]
-  local own, now = shard .. ':webhook:' .. hook, now_ms(shard)
-  if not get(shard .. ':webhooks', hook) then return {'missing'} end
-  if get(own .. ':sent', delivery) then return {'known'} end
+  local own, now = shard .. ':webhook:' .. hook, store.now_ms(shard)
+  if not store.get(shard .. ':webhooks', hook) then return {'missing'} end
+  if store.get(own .. ':sent', delivery) then return {'known'} end
   if redis.call('HLEN', own .. ':sent') - redis.call('ZCARD', own .. ':ended') >= tonumber(args[6]) then return {'full'} end
   redis.call('HSET', own .. ':sent', delivery, args[5])
   redis.call('ZADD', own .. ':order', now, delivery)
@@ -59,7 +65,7 @@ end
 -- send_due: take the lines that are due, to have them delivered within a time.
 -- KEYS shard base.  ARGV how many at most, for how many ms.  returns {'due', line, when it is due again, line ...}
 local function send_due(keys, args)
-  local due, now = keys[1] .. ':webhooks:due', now_ms(keys[1])
+  local due, now = keys[1] .. ':webhooks:due', store.now_ms(keys[1])
   local found = {'due'}
   for _, line in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, args[1])) do
     local again = string.format('%.0f', now + tonumber(args[2]))
@@ -85,9 +91,9 @@ local function take_delivery(keys, args)
       redis.call('ZREM', due, line)
       return {'empty'}
     end
-    local text = get(own .. ':sent', first)
+    local text = store.get(own .. ':sent', first)
     if text then
-      local again = string.format('%.0f', math.max(now_ms(shard), tonumber(score)) + tonumber(args[4]))
+      local again = string.format('%.0f', math.max(store.now_ms(shard), tonumber(score)) + tonumber(args[4]))
       redis.call('ZADD', due, again, line)
       return {'taken', first, text, again}
     end
@@ -104,10 +110,10 @@ local function end_attempt(keys, args)
   local due, own, line = shard .. ':webhooks:due', shard .. ':webhook:' .. hook, hook .. ' ' .. cid
   local score = redis.call('ZSCORE', due, line)
   if not score or tonumber(score) ~= tonumber(args[4]) then return {'other'} end
-  local now = now_ms(shard)
+  local now = store.now_ms(shard)
   local again = string.format('%.0f', now + (tonumber(args[6]) or 0))
   redis.call('ZADD', due, again, line)
-  if not get(own .. ':sent', delivery) then return {'ended', again} end  -- its webhook was removed
+  if not store.get(own .. ':sent', delivery) then return {'ended', again} end  -- its webhook was removed
   redis.call('HSET', own .. ':sent', delivery, args[5])
   if args[6] ~= '' then return {'ended', again} end
   redis.call('ZREM', own .. ':line:' .. cid, delivery)
@@ -129,10 +135,30 @@ end
 local function redeliver(keys, args)
   local shard, hook, cid, delivery = keys[1], args[1], args[2], args[3]
   local own = shard .. ':webhook:' .. hook
-  if get(own .. ':sent', delivery) ~= args[5] then return {'other'} end
+  if store.get(own .. ':sent', delivery) ~= args[5] then return {'other'} end
   redis.call('HSET', own .. ':sent', delivery, args[6])
   redis.call('ZREM', own .. ':ended', delivery)
   redis.call('ZADD', own .. ':line:' .. cid, args[4], delivery)
-  redis.call('ZADD', shard .. ':webhooks:due', now_ms(shard), hook .. ' ' .. cid)
+  redis.call('ZADD', shard .. ':webhooks:due', store.now_ms(shard), hook .. ' ' .. cid)
   return {'planned'}
 end
+
+-- Note the first event of a conversation that webhooks have not heard of, if its tenant has any, see told.
+function webhooks.add_news(shard, cid, tenant, first)
+  if not store.is_there(shard, shard .. ':hooked', 'hash') then return end
+  local its, everybodys = unpack(redis.call('HMGET', shard .. ':hooked', tenant or '', '*'))
+  if not its and not everybodys then return end
+  store.is_there(shard, shard .. ':news', 'zset')
+  local known = redis.call('ZSCORE', shard .. ':news', cid)
+  if not known or tonumber(known) > first then redis.call('ZADD', shard .. ':news', first, cid) end
+end
+
+redis.register_function('deck_told', told)
+redis.register_function('deck_put_webhook', put_webhook)
+redis.register_function('deck_plan_delivery', plan_delivery)
+redis.register_function('deck_send_due', send_due)
+redis.register_function('deck_take_delivery', take_delivery)
+redis.register_function('deck_end_attempt', end_attempt)
+redis.register_function('deck_redeliver', redeliver)
+
+return webhooks

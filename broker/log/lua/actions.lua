@@ -1,0 +1,208 @@
+-- Actions: from the log to a tool worker, and claimed there before the side effect.
+-- Keys:  shard base  :act:<route> :act:interactive:<route>  streams  route: 'pool:<name>' or 'node:<name>'
+--        conversation base  :once  hash  q:<action> -> '<stream>|<entry>' that carries it   w:<action> -> who claimed it
+--                                  n:<action> -> how often   m:<action> -> it acts now   o:<action> -> what settled it
+
+local groups = require('log/lua/groups')
+local history = require('log/lua/history')
+local nodes = require('log/lua/nodes')
+local ownership = require('log/lua/ownership')
+local secrets = require('log/lua/secrets')
+local store = require('store/prelude')
+local turns = require('log/lua/turns')
+local actions = {}
+
+local NODES_LOOKED_AT = 16       -- by each action that comes into the line of a pool
+local WAITING_FOR_POOL = turns.WAITING .. ' p'
+
+local function add_action(stream, once, cid, action, bytes, workspace, is_for_pool)
+  local fields = {'c', cid, 'a', action, 'e', bytes, 'w', workspace}
+  if is_for_pool then
+    fields[#fields + 1] = 'p'
+    fields[#fields + 1] = '1'
+  end
+  redis.call('HSET', once, 'q:' .. action, stream .. '|' .. redis.call('XADD', stream, '*', unpack(fields)))
+end
+
+-- Put an action whose turn it is into its stream, unless it has been settled or sent elsewhere meanwhile.
+function actions.hand_over_action(shard, stream, member)
+  local cid, action = string.match(member, '^(.*) (%d+)$')
+  if not cid then return false end
+  local base = shard .. ':c:' .. cid
+  local once, place = base .. ':once', store.get(base .. ':once', 'q:' .. action)
+  if place ~= stream .. '|' .. turns.WAITING and place ~= stream .. '|' .. WAITING_FOR_POOL then return false end
+  local found = redis.call('XRANGE', base .. ':events', action .. '-0', action .. '-0')
+  if #found == 0 then  -- the log has lost it
+    redis.call('HDEL', once, 'q:' .. action)
+    return false
+  end
+  local workspace = store.get(base .. ':meta', 'workspace') or ''
+  add_action(stream, once, cid, action, found[1][2][2], workspace, place == stream .. '|' .. WAITING_FOR_POOL)
+  return true
+end
+
+-- The action streams that a worker said it reads. A hash that was forged must not have other keys tended as such.
+function actions.streams_of(shard, worker)
+  local found, root = {}, shard .. ':act:'
+  for stream in string.gmatch(store.get(shard .. ':worker:' .. worker .. ':about', 'streams') or '', '%S+') do
+    if string.sub(stream, 1, #root) == root then found[#found + 1] = stream end
+  end
+  return found
+end
+
+-- The line of a node beside the one of a pool's stream, nil for any other stream.
+local function line_beside(shard, stream, node)
+  local name = string.sub(stream, #shard + 1)
+  local lane = string.match(name, '^(:act:)pool:') or string.match(name, '^(:act:interactive:)pool:')
+  return lane and node and shard .. ':turns' .. lane .. 'node:' .. node
+end
+
+-- Whether each node that is there has its own line, so that none waits for what comes into a pool's line.
+local function all_nodes_have_lines(shard, stream)
+  local present = redis.call('ZRANGEBYSCORE', shard .. ':nodes', store.now_ms(shard), '+inf', 'LIMIT', 0, NODES_LOOKED_AT)
+  for _, node in ipairs(present) do
+    local line = line_beside(shard, stream, node)
+    if not line or not turns.has_waiting(line) then return false end
+  end
+  return #present > 0 and #present < NODES_LOOKED_AT
+end
+
+-- Fill the window of an action stream. A node takes from the line of a pool what would be next in its own line.
+function actions.pump_actions(shard, stream, node)
+  if not turns.has_waiting(turns.line_of(shard, stream)) then return end
+  local line, may_go = line_beside(shard, stream, node), nil
+  if line and turns.has_waiting(line) then
+    may_go = function(class, member)
+      local cid = string.match(member, '^(.*) %d+$')
+      local tenant = cid and redis.pcall('HGET', shard .. ':c:' .. cid .. ':meta', 'tenant')
+      return turns.goes_before(shard, line, class, type(tenant) == 'string' and tenant or '')
+    end
+  end
+  turns.pump(shard, stream, groups.TOOLS, actions.hand_over_action, may_go)
+end
+
+-- Put an action on the action stream of its conversation's node, or of its pool while it has none. One that wants a
+-- certain pool ('pool:<name>') goes to that pool wherever the workspace is, and says so ('p'). The stream of interactive
+-- actions is there once a worker has registered that reads it.
+function actions.enqueue(shard, meta, once, cid, action, bytes, wanted)
+  local found = redis.call('HMGET', meta, 'node', 'pool', 'workspace', 'class', 'tenant')
+  local node, pool, workspace, class, tenant = unpack(found)
+  local route = wanted
+  if not route then
+    local is_bound = node and not (nodes.is_lost(shard, node) and nodes.unbind(meta))
+    route = is_bound and 'node:' .. node or 'pool:' .. (pool or 'bash')
+  end
+  local stream = shard .. ':act:' .. route
+  if class == '0' then
+    local first = shard .. ':act:interactive:' .. route
+    if redis.call('EXISTS', first) == 1 then stream = first end
+  end
+  if turns.line_up(shard, stream, groups.TOOLS, cid .. ' ' .. action, class, tenant) then
+    redis.call('HSET', once, 'q:' .. action, stream .. '|' .. (wanted and WAITING_FOR_POOL or turns.WAITING))
+    if not all_nodes_have_lines(shard, stream) then actions.pump_actions(shard, stream) end
+  else
+    add_action(stream, once, cid, action, bytes, workspace or '', wanted)
+  end
+end
+
+-- Acknowledge an action's entry, given as '<stream>|<entry>'; one that lines up has none.
+function actions.acknowledge(place)
+  local stream, entry = string.match(place, '^(.*)|(.*)$')
+  if stream and groups.id_parts(entry) then redis.call('XACK', stream, groups.TOOLS, entry) end
+end
+
+-- dispatch: see to it that an appended action reaches a tool worker; repeating it is harmless.
+-- ARGV  cid, worker, token, action id, bytes, 'pool:<name>' or ''
+-- returns  {'queued'} {'running', worker} {'settled'} {'enqueued'} {'fenced'}
+local function dispatch(keys, args)
+  local base, shard = keys[1], keys[2]
+  local meta, once, cid, action = base .. ':meta', base .. ':once', args[1], args[4]
+  if not ownership.is_owner(meta, args[2], args[3]) then return {'fenced'} end
+  if store.get(once, 'o:' .. action) then return {'settled'} end
+  local claimer = store.get(once, 'w:' .. action)
+  local queued = store.get(once, 'q:' .. action)
+  if queued then
+    local stream, entry = string.match(queued, '^(.*)|(.*)$')
+    local is_waiting = entry == turns.WAITING or entry == WAITING_FOR_POOL
+    if is_waiting and turns.is_in_line(shard, stream, cid .. ' ' .. action) then return {'queued'} end
+    local where = stream and groups.delivery_state(shard, stream, groups.TOOLS, entry)
+    if where == 'queued' then return {'queued'} end
+    if where == 'delivered' then return {'running', claimer or ''} end
+  end
+  if claimer and store.alive(shard, claimer) then return {'running', claimer} end
+  actions.enqueue(shard, meta, once, cid, action, args[5], args[6] ~= '' and args[6] or nil)
+  return {'enqueued'}
+end
+
+-- claim_action: take an action up before its side effect. The entry it is claimed with (q:<action>) carries it from
+-- then on; copies of it are dropped.
+-- ARGV  cid, action id, worker, node, stream, entry, '1' if any node may run it, which then is not bound by it,
+--       checksum of the action, see remembers: what the log has lost must not take the number from another action;
+--       '1' if the reply is to end with the secrets, see secrets_of
+-- returns  {'claimed', attempt, moves} {'reclaimed', attempt, previous worker, moves}   run it, or ask the journal first
+--          moves: how often the workspace was taken off a lost node
+--          (a worker that repeats its claim, because a reply or its entry came twice, is its own previous worker)
+--          {'settled'} {'busy', worker} {'forwarded', node} {'missing'} {'closed'}   acknowledged; nothing to do
+--          {'lost', last}   acknowledged: the log does not hold the action
+--          {'swept'}   nothing was touched: the entry has been handed on
+local function claim_action(keys, args)
+  local base, shard = keys[1], keys[2]
+  local meta, once = base .. ':meta', base .. ':once'
+  local cid, action, worker, node, stream, entry, anywhere, checksum, wants_secrets = unpack(args)
+  if not store.alive(shard, worker) then return {'swept'} end
+  -- This entry was taken up: the next one comes from the node's line, or from a pool's.
+  actions.pump_actions(shard, stream, node)
+  for _, other in ipairs(actions.streams_of(shard, worker)) do
+    if other ~= stream then actions.pump_actions(shard, other, node) end
+  end
+  local place, before = stream .. '|' .. entry, store.get(once, 'w:' .. action)
+  local idle, last = nil, store.get(meta, 'last_id')
+  if not last then idle = {'missing'}
+  elseif not history.remembers(base, action, checksum) then idle = {'lost', tonumber(last)}
+  elseif store.get(once, 'o:' .. action) then idle = {'settled'}
+  elseif store.get(meta, 'closed') then idle = {'closed'}
+  elseif before and before ~= worker and store.alive(shard, before) then idle = {'busy', before} end
+  if idle then
+    actions.acknowledge(place)
+    return idle
+  end
+  local hidden, bound = wants_secrets == '1' and secrets.read(base) or nil, store.get(meta, 'node')
+  local is_elsewhere = bound and bound ~= node and anywhere ~= '1'
+  if is_elsewhere and nodes.is_lost(shard, bound) and nodes.unbind(meta) then bound = nil
+  elseif is_elsewhere then
+    local found = redis.call('XRANGE', stream, entry, entry)
+    if #found == 1 then actions.enqueue(shard, meta, once, cid, action, store.pairs_of(found[1][2])['e']) end
+    actions.acknowledge(place)
+    return {'forwarded', bound}
+  end
+  local copy = store.get(once, 'q:' .. action)
+  if before == worker and copy and copy ~= place then actions.acknowledge(copy) end
+  if not bound and anywhere ~= '1' then redis.call('HSET', meta, 'node', node) end
+  redis.call('HSET', once, 'w:' .. action, worker, 'q:' .. action, place)
+  local moves = tonumber(store.get(meta, 'moves')) or 0
+  if before == worker then return {'reclaimed', tonumber(store.get(once, 'n:' .. action)) or 1, worker, moves, hidden} end
+  if not before then return {'claimed', redis.call('HINCRBY', once, 'n:' .. action, 1), moves, hidden} end
+  -- The first worker that dies with it counts against it, and then only one that died while it acted.
+  local attempts = tonumber(store.get(once, 'n:' .. action)) or 0
+  if attempts < 2 or store.get(once, 'm:' .. action) then attempts = redis.call('HINCRBY', once, 'n:' .. action, 1) end
+  redis.call('HDEL', once, 'm:' .. action)
+  redis.call('XADD', shard .. ':takeovers', 'MAXLEN', '~', 10000, '*', 'c', cid, 'a', action, 'from', before,
+    'to', worker, 'at', store.now_ms(shard))
+  return {'reclaimed', attempts, before, moves, hidden}
+end
+
+-- mark_action: say that an action that workers have died with acts ('1') or only waits ('0'). The death of a worker in
+-- between counts against it.
+-- ARGV  action id, worker, '1' or '0'.  returns {'marked'} {'lost'}
+local function mark_action(keys, args)
+  local once, action = keys[1] .. ':once', args[1]
+  if store.get(once, 'w:' .. action) ~= args[2] then return {'lost'} end
+  if args[3] == '1' then redis.call('HSET', once, 'm:' .. action, '1') else redis.call('HDEL', once, 'm:' .. action) end
+  return {'marked'}
+end
+
+redis.register_function('deck_dispatch', dispatch)
+redis.register_function('deck_claim_action', claim_action)
+redis.register_function('deck_mark_action', mark_action)
+
+return actions

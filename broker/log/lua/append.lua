@@ -1,0 +1,291 @@
+-- Append: the only way into a log.
+-- Keys:  conversation base  :events  stream   :meta  hash  what `ls` shows, and who waits for what
+--                           :once    hash  'create:<key>', 'p:<key>', 'o:<action>' -> '<first>:<last>' of an append
+--        shard base         :index   zset  conversation -> created (ms)   :awaited :expiring :parked :dead  zsets
+--                           :notices stream   and those of wakeups, actions, admission, labels and webhooks
+-- Holds: an append that is repeated is made once; a former owner's is refused by its token.
+
+local actions = require('log/lua/actions')
+local admission = require('log/lua/admission')
+local conversations = require('log/lua/conversations')
+local history = require('log/lua/history')
+local labels = require('log/lua/labels')
+local secrets = require('log/lua/secrets')
+local store = require('store/prelude')
+local wakeups = require('log/lua/wakeups')
+local webhooks = require('log/lua/webhooks')
+
+local MOST_CARRIED_BYTES = 16384  -- of an observation that reaches the owner with its notification
+
+-- What a conversation is created with and keeps: no later append changes whose it is.
+local FIXED = {class = true, tenant = true, open_in = true}
+
+-- The value of one of the fields that `append` is given, as {name, value, …}.
+local function given(fields, name)
+  for at = 1, #fields, 2 do
+    if fields[at] == name then return fields[at + 1] end
+  end
+  return nil
+end
+
+-- Note when a conversation that is created may begin, given as {delay_ms = from now, limit_ms = until it expires},
+-- either of them nil. Returns whether it has to wait.
+local function plan_start(shard, meta, cid, now, wall, start)
+  local delay, limit = start.delay_ms, start.limit_ms
+  redis.call('HSET', meta, 'planned', 'waiting')
+  if limit then
+    redis.call('HSET', meta, 'expires_ms', now + limit)
+    redis.call('ZADD', shard .. ':expiring', now + limit, cid)
+  end
+  if not delay then return false end
+  redis.call('HSET', meta, 'due_ms', now + delay, 'not_before_ms', wall + delay, 'wait_reason', 'scheduled')
+  redis.call('ZADD', shard .. ':parked', now + delay, cid)
+  return true
+end
+
+local NO_FIELDS = {}
+
+-- What is read of the conversation, at once: a call into the server costs more than the work it does here.
+local READ = {'last_id', 'closed', 'node', 'owner', 'token', 'rung', 'append_key', 'append_ids', 'crashes', 'mark',
+  'awaited', 'noticed', 'open_in', 'created_ms', 'double_texting', 'busy', 'planned', 'tenant'}
+local CLOSED, NODE, OWNER, TOKEN, RUNG, APPEND_KEY, APPEND_IDS, CRASHES, MARK, AWAITED, NOTICED, OPEN_IN, CREATED,
+  DOUBLE_TEXTING, BUSY, PLANNED, TENANT = 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18
+
+-- One append: its keys, what the call says, the times, and what was found of the conversation, by the places in READ.
+-- Its steps add `key`, by which a repetition is known, `whole` (see admission.decide), `first`, and change `last`,
+-- `open_in` and `must_wait`. More fields would cost a larger table with every append.
+local function start(keys, args)
+  local base, shard, call = keys[1], keys[2], cmsgpack.unpack(args[2])
+  local meta = base .. ':meta'
+  local now, wall, hooked = store.times_ms(shard)
+  local found = redis.call('HMGET', meta, unpack(READ))
+  call.condition, call.fields = call.condition or '', call.fields or NO_FIELDS
+  return {base = base, shard = shard, meta = meta, once = base .. ':once', cid = args[1], args = args, call = call,
+    now = now, wall = wall, hooked = hooked, found = found, last = tonumber(found[1] or ''), key = nil, first = nil,
+    open_in = found[OPEN_IN], must_wait = call.quiet}
+end
+
+-- Acknowledge the action's entry that a tool worker answers.
+local function acknowledge(a)
+  if a.call.place then actions.acknowledge(a.call.place) end
+end
+
+-- Whether a producer's append is refused: the conversation is at work and takes no message then, or it need not expire
+-- any more.
+local function is_refused(a)
+  if a.call.condition == 'expire' then return a.found[PLANNED] ~= 'waiting' end
+  local policy = string.match(a.call.condition, '^message:(.*)$')
+  if not policy then return false end
+  return (policy ~= '' and policy or a.found[DOUBLE_TEXTING]) == 'reject' and a.found[BUSY] == '1'
+end
+
+-- By who appends: the reply if nothing is to be written; nil otherwise.
+local check = {}
+
+function check.create(a)
+  a.key = 'create:' .. a.call.key
+  if a.last then
+    local range = store.get(a.once, a.key)
+    return range and history.duplicate(range) or {'exists'}
+  end
+  local refusal
+  if not a.call.inner then
+    refusal, a.open_in, a.whole = admission.decide(a.shard, given(a.call.fields, 'tenant') or '', a.call.elsewhere, a.now)
+  end
+  return refusal or a.found[CLOSED] and {'closed'}
+end
+
+function check.owner(a)
+  local call = a.call
+  if not a.last then return {'missing'} end
+  if a.found[OWNER] ~= call.worker or a.found[TOKEN] ~= call.token then return {'fenced'} end
+  a.key = call.token .. ':' .. call.seen .. ':' .. call.key .. call.checksum
+  if a.found[APPEND_KEY] == a.key then return history.duplicate(a.found[APPEND_IDS]) end
+  if not history.remembers(a.base, call.seen, call.checksum) then return {'lost', a.last} end
+  if tonumber(call.seen) ~= a.last then return {'conflict', a.last} end
+  return a.found[CLOSED] and {'closed'}
+end
+
+function check.tool(a)
+  local reply
+  if not a.last then return {'missing'} end
+  if not history.remembers(a.base, a.call.action, a.call.checksum) then
+    reply = {'lost', a.last}
+  else
+    local range = store.get(a.once, 'o:' .. a.call.action)
+    reply = range and history.duplicate(range) or a.found[CLOSED] and {'closed'}
+  end
+  if reply then acknowledge(a) end
+  return reply
+end
+
+function check.producer(a)
+  if not a.last then return {'missing'} end
+  a.key = 'p:' .. a.call.key
+  local range = store.get(a.once, a.key)
+  if range then return history.duplicate(range) end
+  if a.found[CLOSED] then return {'closed'} end
+  if is_refused(a) then return {'busy'} end
+  return a.call.seen and tonumber(a.call.seen) ~= a.last and {'conflict', a.last}
+end
+
+local function create(a)
+  local call, meta, shard, cid, wall = a.call, a.meta, a.shard, a.cid, a.wall
+  if not call.inner then
+    a.found[CREATED] = wall
+    redis.call('HSET', meta, 'open_in', a.open_in)
+    admission.count_open(shard, a.open_in, cid, given(a.call.fields, 'state'), wall)
+    if a.whole then redis.call('HSET', shard .. ':paces', a.open_in, string.format('%.0f', a.whole)) end
+  end
+  a.last = 0
+  redis.call('HSET', meta, 'created_ms', wall, 'pool', call.pool)
+  redis.call('ZADD', shard .. ':index', wall, cid)
+  if call.awaited then
+    redis.call('HSET', meta, 'awaited', call.awaited)
+    redis.call('ZADD', shard .. ':awaited', a.now + conversations.FIRST_LOOK_MS, cid)
+  end
+  a.must_wait = call.start and plan_start(shard, meta, cid, a.now, wall, call.start)
+end
+
+-- The fields that an append writes, and whether the labels are among them. Counts whether the conversation is open.
+local function fields_of(a)
+  local fields, is_created, relabels, update = a.call.fields, a.call.by == 'create', false, {'updated_ms', a.wall}
+  -- Until its owner says otherwise; a message to a conversation that has not begun belongs to its task.
+  if a.call.by == 'producer' and a.found[PLANNED] ~= 'waiting' and string.find(a.call.condition, '^message:') then
+    update[3], update[4] = 'busy', '1'
+  end
+  local n = #update
+  for at = 1, #fields, 2 do
+    local name, value = fields[at], fields[at + 1]
+    if is_created or not FIXED[name] then
+      update[n + 1], update[n + 2], n = name, value, n + 2
+      relabels = relabels or name == 'label_index'
+    end
+    if name == 'state' and not is_created and a.open_in then
+      admission.count_open(a.shard, a.open_in, a.cid, value, a.found[CREATED] or a.wall)
+    end
+  end
+  return update, relabels
+end
+
+local function cancel_actions(a)
+  if not (a.found[NODE] and a.call.cancels) then return end
+  for _, action in ipairs(a.call.cancels) do
+    local order = action == '0' and 'close' or 'cancel'
+    redis.call('XADD', a.shard .. ':act:node:' .. a.found[NODE], '*', 'c', a.cid, 'a', action, 'x', order)
+  end
+end
+
+local function write_events(a)
+  local events, once, last = a.base .. ':events', a.once, a.last
+  a.first = last + 1
+  for at, event in ipairs(a.call.events) do
+    local bytes, dispatch, answers = a.args[at + 2], event.dispatch, event.answers
+    last = last + 1
+    redis.call('XADD', events, last .. '-0', 'e', bytes)
+    if dispatch then
+      actions.enqueue(a.shard, a.meta, once, a.cid, last, bytes, dispatch ~= '1' and dispatch or nil)
+    end
+    if answers then
+      redis.call('HSET', once, 'o:' .. answers, last .. ':' .. last)
+      redis.call('HDEL', once, 'q:' .. answers, 'w:' .. answers, 'n:' .. answers, 'm:' .. answers)
+    end
+  end
+  a.last = last
+end
+
+-- Write the fields, with what tells a repetition of this append; the action that it answers tells a tool's.
+local function write_fields(a, update, relabels)
+  local by, ids, n = a.call.by, a.first .. ':' .. a.last, #update
+  update[n + 1], update[n + 2] = 'last_id', a.last
+  if by == 'owner' then
+    -- An append without events leaves the last id where it was: it must not pass for the append that moves it.
+    if a.last >= a.first then
+      update[n + 3], update[n + 4], update[n + 5], update[n + 6] = 'append_key', a.key, 'append_ids', ids
+    end
+  elseif by ~= 'tool' then
+    redis.call('HSET', a.once, a.key, ids)
+    redis.call('ZREM', a.shard .. ':dead', a.cid)
+  end
+  if relabels and by ~= 'create' then labels.leave(a.shard, a.meta, a.cid) end
+  redis.call('HSET', a.meta, unpack(update))
+  if relabels or by == 'create' then labels.enter(a.shard, a.meta, a.cid, a.found[CREATED] or a.wall) end
+  if by == 'owner' and (a.found[CRASHES] or a.found[MARK]) then redis.call('HDEL', a.meta, 'crashes', 'mark') end
+end
+
+-- Leave word for the doors and for webhooks, and wait for no time any more once it has expired.
+local function leave_word(a)
+  if a.found[AWAITED] and not a.found[NOTICED] and (a.call.by == 'owner' or a.call.condition == 'expire') then
+    redis.call('XADD', a.shard .. ':notices', '*', 'c', a.cid)
+    redis.call('HSET', a.meta, 'noticed', '1')
+  end
+  if a.hooked and a.last >= a.first then
+    local tenant = a.call.by == 'create' and given(a.call.fields, 'tenant') or a.found[TENANT]
+    webhooks.add_news(a.shard, a.cid, tenant, a.first)
+  end
+  if a.call.condition == 'expire' then
+    redis.call('ZREM', a.shard .. ':expiring', a.cid)
+    redis.call('ZREM', a.shard .. ':parked', a.cid)
+  end
+end
+
+-- Notify who decides next, unless it is the one who appends.
+local function notify(a)
+  if a.call.by == 'owner' then return end
+  local call, bytes = a.call, a.args[3]
+  acknowledge(a)
+  local is_alone = a.first == a.last and #bytes <= MOST_CARRIED_BYTES
+  if call.by == 'tool' and a.found[OWNER] and not a.found[RUNG] and is_alone then
+    local is_behind_action = tostring(a.last - 1) == call.action and call.checksum ~= ''
+    local before = is_behind_action and call.checksum or history.checksum_of(a.base, a.last - 1)
+    wakeups.hand_to_owner(a.shard, a.base, a.found[OWNER], a.cid, a.last, bytes, before or '')
+  elseif not a.must_wait and call.condition ~= 'expire' then
+    wakeups.notify_unless(a.found[RUNG], a.found[OWNER], a.shard, a.meta, a.cid, a.now)
+  end
+end
+
+-- append: the only way into a log.
+-- KEYS  conversation base, shard base
+-- ARGV  cid, the arguments below in a map of MessagePack, the bytes of each event …
+--   by 'create'    key, pool   the conversation must not exist
+--                  awaited: who waits for its end, or nil
+--                  inner: it is part of another one's step, and neither refused nor counted; else elsewhere: how many
+--                  conversations of the tenant are open in other shards, see admission.lua
+--                  start: when it may begin, see plan_start, or nil
+--   by 'producer'  key
+--                  quiet: notify nobody
+--                  condition 'message:<policy>': a person's message, refused while the agent works if the policy, by
+--                  default the conversation's, is 'reject'; 'expire': refused unless the conversation waits to begin
+--                  seen: the event that has to be the last one, or nil
+--   by 'tool'      worker, action, checksum of the action, see history.remembers
+--                  place: '<stream>|<entry>' to acknowledge, or nil
+--   by 'owner'     worker, token
+--                  seen, checksum: of the last event the decision rests on
+--                  key: of this very call, the same when it is repeated
+--   events   for each one: dispatch '1': a runnable action to put on its action stream; 'pool:<name>': on that pool's
+--            answers: the action that an observation settles
+--   fields   what `ls` shows: {name, value, …}; or nil
+--   cancels  running actions to be stopped; '0': all programs of the workspace; or nil
+--   secrets  how many values of the conversation the writer knows and hides; nil: it has looked them up
+--   sample   one of these values, as it is encrypted
+-- What an owner appends to a conversation that is waited for leaves one notice for the doors (meta.noticed until read).
+-- returns  {'appended', first, last} {'duplicate', first, last} {'fenced'} {'conflict', last} {'closed'} {'missing'}
+--          {'exists'} {'busy'} {'lost', last}: the log does not hold what the writer remembers
+--          {'secrets'}: there are values that the writer does not know; nothing was written
+--          {'refused', 'memory' | 'open' | 'pace', tenant, how much there is, how much may be, when to try again in ms}
+local function append(keys, args)
+  local a = start(keys, args)
+  if a.call.secrets and not secrets.are_known(a.base, a.call.secrets, a.call.sample) then return {'secrets'} end
+  local reply = check[a.call.by](a)
+  if reply then return reply end
+  if a.call.by == 'create' then create(a) end
+  local update, relabels = fields_of(a)
+  cancel_actions(a)
+  write_events(a)
+  write_fields(a, update, relabels)
+  leave_word(a)
+  notify(a)
+  return {'appended', a.first, a.last}
+end
+
+redis.register_function('deck_append', append)

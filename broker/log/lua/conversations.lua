@@ -1,0 +1,95 @@
+-- Conversations: they are closed, expire, and are forgotten.
+-- Keys:  shard base  :expiring  zset  conversation -> when it expires   :awaited  zset  conversation -> when to look at it
+
+local admission = require('log/lua/admission')
+local groups = require('log/lua/groups')
+local labels = require('log/lua/labels')
+local store = require('store/prelude')
+local turns = require('log/lua/turns')
+local conversations = {}
+
+conversations.FIRST_LOOK_MS = 5000       -- when a door looks at an awaited conversation that no notice has led it to
+
+-- close: refuse every further event.  ARGV cid.  returns {'closed'} {'missing'}
+local function close(keys, args)
+  local meta, shard, cid = keys[1] .. ':meta', keys[2], args[1]
+  if not store.get(meta, 'last_id') then return {'missing'} end
+  redis.call('HSET', meta, 'closed', '1')
+  redis.call('ZREM', shard .. ':dead', cid)
+  local node, open_in = store.get(meta, 'node'), store.get(meta, 'open_in')
+  if open_in then admission.count_open(shard, open_in, cid, 'finished') end
+  if node then redis.call('XADD', shard .. ':act:node:' .. node, '*', 'c', cid, 'a', '0', 'x', 'close') end
+  return {'closed'}
+end
+
+-- begin_deletion: take no more events, for good; `end_deletion` forgets the conversation. Until then it is listed.
+-- ARGV  cid, id of the last event of a log that has been found settled
+-- returns  {'begun'} {'owned', worker} {'news', last} {'missing'}
+local function begin_deletion(keys, args)
+  local meta, shard = keys[1] .. ':meta', keys[2]
+  local last, owner = store.get(meta, 'last_id'), store.get(meta, 'owner')
+  if not last then return {'missing'} end
+  if owner and store.alive(shard, owner) then return {'owned', owner} end
+  if store.get(meta, 'awaited') then return {'owned', 'a door, which has to tell its caller'} end
+  if last ~= args[2] then return {'news', tonumber(last)} end
+  redis.call('HSET', meta, 'closed', '1', 'deleted', '1')
+  return {'begun'}
+end
+
+-- end_deletion: forget a conversation whose deletion was begun: its keys, and where others name it. Blobs and files are
+-- named by its log, so they go before.
+-- ARGV  cid.  returns  {'deleted'} {'kept'} {'missing'}   kept: its deletion was not begun
+local function end_deletion(keys, args)
+  local base, shard, cid = keys[1], keys[2], args[1]
+  local meta = base .. ':meta'
+  if not store.get(meta, 'last_id') then return {'missing'} end
+  if not store.get(meta, 'deleted') then return {'kept'} end
+  local node, owner = store.get(meta, 'node'), store.get(meta, 'owner')
+  if node then redis.call('XADD', shard .. ':act:node:' .. node, '*', 'c', cid, 'a', '0', 'x', 'close') end
+  if owner then redis.call('SREM', shard .. ':worker:' .. owner .. ':owned', cid) end
+  local open_in = store.get(meta, 'open_in')
+  if open_in then admission.count_open(shard, open_in, cid, 'finished') end
+  labels.leave(shard, meta, cid)
+  for _, name in ipairs({'index', 'unread', 'parked', 'dead', 'awaited', 'expiring', 'news'}) do
+    redis.call('ZREM', shard .. ':' .. name, cid)
+  end
+  local stream, entry = groups.place_in(store.get(meta, 'ready_id') or '', shard .. ':ready')
+  if entry == turns.WAITING then turns.leave_line(shard, stream, cid) end
+  for _, name in ipairs({'events', 'once', 'snapshot', 'live', 'watched', 'secrets', 'masked', 'secrets_of', 'caller',
+    'caller:lock', 'meta'}) do
+    redis.call('UNLINK', base .. ':' .. name)
+  end
+  return {'deleted'}
+end
+
+-- The conversations whose time to begin is over; those that do not wait any more are forgotten.
+function conversations.find_expired(shard, now)
+  local found = {}
+  for _, cid in ipairs(redis.call('ZRANGEBYSCORE', shard .. ':expiring', '-inf', now, 'LIMIT', 0, 64)) do
+    local meta = shard .. ':c:' .. cid .. ':meta'
+    local planned = store.is_there(shard, meta, 'hash') and redis.call('HMGET', meta, 'planned', 'closed')
+    if planned and planned[1] == 'waiting' and not planned[2] then
+      found[#found + 1] = cid
+      -- One that cannot be ended stands in no way.
+      redis.call('ZADD', shard .. ':expiring', now + conversations.FIRST_LOOK_MS, cid)
+    else redis.call('ZREM', shard .. ':expiring', cid) end
+  end
+  return found
+end
+
+-- forget_caller: forget who waits for a conversation, unless it has begun.
+-- KEYS  conversation base, shard base   ARGV  cid
+-- returns  {'forgotten'} {'begun'}
+local function forget_caller(keys, args)
+  if store.get(keys[1] .. ':meta', 'last_id') then return {'begun'} end
+  redis.call('DEL', keys[1] .. ':caller')
+  redis.call('ZREM', keys[2] .. ':awaited', args[1])
+  return {'forgotten'}
+end
+
+redis.register_function('deck_close', close)
+redis.register_function('deck_begin_deletion', begin_deletion)
+redis.register_function('deck_end_deletion', end_deletion)
+redis.register_function('deck_forget_caller', forget_caller)
+
+return conversations

@@ -1,0 +1,58 @@
+-- Lost nodes: what waits for one leaves it, and goes to the pools of its conversations.
+-- Keys:  shard base  :nodes  zset   :clock  hash  nodes_left -> how many lost nodes were looked at   :act:node:<node>
+
+local actions = require('log/lua/actions')
+local nodes = require('log/lua/nodes')
+local store = require('store/prelude')
+local turns = require('log/lua/turns')
+local lost_nodes = {}
+
+local NODES_AT_ONCE, LEFT_AT_ONCE = 64, 1000  -- of lost nodes with each beat, and of entries of each
+
+-- Send an entry elsewhere. Returns whether it stays: it is an order, or an action of a directory that is only there.
+local function leave_with(shard, node, stream, entry, about)
+  local base = shard .. ':c:' .. about['c']
+  local meta, once, place = base .. ':meta', base .. ':once', stream .. '|' .. entry
+  if about['x'] then return true end
+  if not about['e'] or store.get(once, 'q:' .. about['a']) ~= place then return false end
+  if store.get(meta, 'node') == node and not nodes.unbind(meta) then return true end
+  actions.enqueue(shard, meta, once, about['c'], about['a'], about['e'])
+  actions.acknowledge(place)
+  return false
+end
+
+-- Send what waits for a lost node to the pools of its conversations. Entries that have left are removed, so that they do
+-- not keep later ones from leaving; so are orders that have piled up, and a stream in which nothing is left.
+local function leave_node(shard, node)
+  for _, lane in ipairs({':act:interactive:node:', ':act:node:'}) do
+    local stream = shard .. lane .. node
+    turns.end_line(shard, stream, actions.hand_over_action)  -- whence it leaves with all else
+    if store.is_there(shard, stream, 'stream') then
+      local found = redis.call('XRANGE', stream, '-', '+', 'COUNT', LEFT_AT_ONCE)
+      for _, item in ipairs(found) do
+        local about = store.pairs_of(item[2])
+        local stays = store.attempt(shard, stream, item[1], leave_with, shard, node, stream, item[1], about)
+        if not stays or (about['x'] and #found == LEFT_AT_ONCE) then redis.call('XDEL', stream, item[1]) end
+      end
+      if redis.call('XLEN', stream) == 0 then redis.call('DEL', stream) end
+    end
+  end
+end
+
+-- A tool worker's beat is its node's; it sees to it that nothing waits for nodes that are lost.
+function lost_nodes.maintain_nodes(shard, about, now)
+  local node = store.get(about, 'node')
+  if not node then return end
+  local patience = store.number_of(store.get(about, 'node_patience_ms')) or nodes.NODE_PATIENCE_MS
+  redis.call('ZADD', shard .. ':nodes', now + patience, node)
+  -- There may be many that never come back: each beat looks at the next of them.
+  local clock = shard .. ':clock'
+  local kept = store.get(clock, 'nodes_left')
+  local from = math.max(0, store.number_of(kept) or 0)
+  local lost = redis.call('ZRANGEBYSCORE', shard .. ':nodes', '-inf', now - 1, 'LIMIT', math.floor(from), NODES_AT_ONCE)
+  for _, other in ipairs(lost) do store.attempt(shard, shard .. ':nodes', other, leave_node, shard, other) end
+  if #lost == NODES_AT_ONCE then redis.call('HSET', clock, 'nodes_left', from + NODES_AT_ONCE)
+  elseif kept then redis.call('HDEL', clock, 'nodes_left') end
+end
+
+return lost_nodes

@@ -1,0 +1,142 @@
+-- Workers: they register and beat; with each beat goes what is due for all.
+-- Keys:  shard base  :workers              zset  worker -> when its heartbeat ends; 0: it is being removed
+--                    :worker:<id>:about    hash  what it says of itself
+
+local actions = require('log/lua/actions')
+local clock = require('log/lua/clock')
+local conversations = require('log/lua/conversations')
+local groups = require('log/lua/groups')
+local kinds = require('log/lua/kinds')
+local lost_nodes = require('log/lua/lost_nodes')
+local ownership = require('log/lua/ownership')
+local removal = require('log/lua/removal')
+local store = require('store/prelude')
+local turns = require('log/lua/turns')
+local wakeups = require('log/lua/wakeups')
+
+
+-- What beats and registration keep of a worker; all else in its hash is what it says of itself.
+local KEPT_BY_BEATS = {progress = true, beat_ms = true, since_ms = true, ttl_ms = true, monotonic = true, lead = true,
+  clock_ms = true}
+
+-- Note what a worker says of itself, from args[at] on: role, n_streams, action stream …, field, value …
+-- What somebody else has written there gives way; nothing is written where nothing differs.
+local function note_facts(about, args, at)
+  local n = tonumber(args[at + 1])
+  local facts = {'role', args[at], 'streams', table.concat(args, ' ', at + 2, at + 1 + n), unpack(args, at + 2 + n)}
+  local said, flat = store.pairs_of(facts), redis.call('HGETALL', about)
+  local known = store.pairs_of(flat)
+  for i = 1, #flat, 2 do
+    if not said[flat[i]] and not KEPT_BY_BEATS[flat[i]] then redis.call('HDEL', about, flat[i]) end
+  end
+  for i = 1, #facts, 2 do
+    if known[facts[i]] ~= facts[i + 1] then redis.call('HSET', about, facts[i], facts[i + 1]) end
+  end
+end
+
+-- register: enter a new incarnation of a worker.
+-- KEYS shard base.  ARGV worker, ttl_ms, role, n_streams, action stream …, field, value …
+--   field 'clock_ms': the clock of its machine; if the server's is another, one of them is wrong
+--   field 'interactive': a controller that reads the interactive ready stream
+-- returns {'registered', the shard's time}
+local function register(keys, args)
+  local shard, worker, ttl, role = keys[1], args[1], tonumber(args[2]), args[3]
+  local about = shard .. ':worker:' .. worker .. ':about'
+  kinds.keep(shard)
+  kinds.keep_of_role(shard, role)
+  groups.make(shard, shard .. ':ready', groups.CONTROLLERS)
+  for i = 5, 4 + tonumber(args[4]) do groups.make(shard, args[i], groups.TOOLS) end
+  if role == 'door' then groups.make(shard, shard .. ':notices', groups.DOORS) end
+  note_facts(about, args, 3)
+  if store.get(about, 'interactive') then groups.make(shard, shard .. ':ready:interactive', groups.CONTROLLERS) end
+  local wall = store.wall_ms()
+  local theirs = store.number_of(store.get(about, 'clock_ms')) or wall
+  local now = clock.keep_time(shard, worker, ttl, nil, math.abs(theirs - wall) < clock.CLOCKS_DIFFER_MS)
+  redis.call('ZADD', shard .. ':workers', now + ttl, worker)
+  redis.call('HSET', about, 'since_ms', now, 'ttl_ms', ttl)
+  return {'registered', now}
+end
+
+-- Maintain a stream: make its group again if it was lost, give back what a worker was handed after its removal (a
+-- server continues to serve the blocked read of a process that is stopped), drop entries that all have acknowledged.
+local function maintain_stream(shard, stream, group, node)
+  groups.make(shard, stream, group)
+  local oldest = groups.find(shard, stream, group)['last-delivered-id']
+  local pending = redis.call('XPENDING', stream, group)
+  if pending[1] > 0 then
+    oldest = pending[2]
+    for _, holder in ipairs(pending[4]) do
+      if not store.alive(shard, holder[1]) then removal.give_back(shard, stream, group, holder[1], 256) end
+    end
+  end
+  redis.call('XTRIM', stream, 'MINID', oldest)
+  if group == groups.CONTROLLERS then turns.pump(shard, stream, group, wakeups.hand_over_ready)
+  else actions.pump_actions(shard, stream, node) end
+end
+
+-- tick: beat, and do what is due for everybody: remove dead workers, wake the parked, notify again where that was lost.
+-- KEYS shard base.  ARGV worker, ttl_ms, progress (a number that grows while the worker does), patience_ms,
+--      its monotonic clock in ms, and now and then what it says of itself, as register takes it:
+--      role, n_streams, action stream …, field, value …
+-- returns  {'alive', workers removed, conversations woken, notified again, {expired conversation …}, the shard's time}
+--          {'swept'}
+--          expired: for a door or a controller worker, which write it into the logs
+--          swept: others have taken over everything this worker had
+local function tick(keys, args)
+  local shard, worker, ttl, patience = keys[1], args[1], tonumber(args[2]), tonumber(args[4])
+  local workers, me = shard .. ':workers', shard .. ':worker:' .. worker
+  kinds.keep(shard)
+  if not store.alive(shard, worker) then return {'swept'} end
+  store.is_there(shard, me .. ':mail', 'stream')
+  ownership.owned_by(shard, worker)
+  if not store.is_there(shard, me .. ':about', 'hash') then  -- what it had is found by its removal
+    redis.call('ZADD', workers, store.now_ms(shard) + ttl, worker)
+    return {'swept'}
+  end
+  kinds.keep_of_role(shard, store.get(me .. ':about', 'role'))
+  local monotonic = tonumber(args[5] or '')
+  local now = clock.keep_time(shard, worker, ttl, monotonic, not monotonic)
+  redis.call('ZADD', workers, now + ttl, worker)
+  redis.call('HSET', me .. ':about', 'progress', args[3], 'beat_ms', now, 'ttl_ms', ttl)
+  if args[6] then note_facts(me .. ':about', args, 6) end
+
+  local removed = 0
+  for _, dead in ipairs(redis.call('ZRANGEBYSCORE', workers, '-inf', now, 'LIMIT', 0, 4)) do
+    if store.attempt(shard, workers, dead, removal.remove, shard, dead, now, 256, 'crash') then removed = removed + 1 end
+  end
+  -- A deadline further off than any beat can have set it comes from a clock that has been set back.
+  for _, other in ipairs(redis.call('ZRANGEBYSCORE', workers, now + 2 * ttl, '+inf', 'LIMIT', 0, 64)) do
+    local about = shard .. ':worker:' .. other .. ':about'
+    local theirs = store.is_there(shard, about, 'hash') and store.number_of(store.get(about, 'ttl_ms')) or ttl
+    if tonumber(redis.call('ZSCORE', workers, other)) > now + theirs then
+      redis.call('ZADD', workers, now + theirs, other)
+    end
+  end
+
+  local due = redis.call('ZRANGEBYSCORE', shard .. ':parked', '-inf', now, 'LIMIT', 0, 256)
+  for _, cid in ipairs(due) do
+    redis.call('ZREM', shard .. ':parked', cid)
+    store.attempt(shard, shard .. ':parked', cid, wakeups.wake_parked, shard, cid, now)
+  end
+
+  local notified = 0
+  for _, cid in ipairs(redis.call('ZRANGEBYSCORE', shard .. ':unread', '-inf', now - patience, 'LIMIT', 0, 64)) do
+    local found = store.attempt(shard, shard .. ':unread', cid, wakeups.check_notification, shard, cid, now)
+    if found == 'rung' then notified = notified + 1 end
+    if not found then redis.call('ZREM', shard .. ':unread', cid) end
+  end
+
+  lost_nodes.maintain_nodes(shard, me .. ':about', now)
+  local role = store.get(me .. ':about', 'role')
+  if role == 'door' then groups.make(shard, shard .. ':notices', groups.DOORS) end
+  maintain_stream(shard, shard .. ':ready', groups.CONTROLLERS)
+  if redis.call('EXISTS', shard .. ':ready:interactive') == 1 then
+    maintain_stream(shard, shard .. ':ready:interactive', groups.CONTROLLERS)
+  end
+  local streams = actions.streams_of(shard, worker)
+  for _, stream in ipairs(streams) do maintain_stream(shard, stream, groups.TOOLS, store.get(me .. ':about', 'node')) end
+  return {'alive', removed, #due, notified, role == 'tool' and {} or conversations.find_expired(shard, now), now}
+end
+
+redis.register_function('deck_register', register)
+redis.register_function('deck_tick', tick)
