@@ -26,7 +26,9 @@ Holds:
 Does not:
     - Report an end twice, or take one back. A message that follows a reported end starts a new wait.
     - See a loss that happened and was overgrown between two looks.
-    - Report an end at once: a look comes after 0.05 to 2 s, the more conversations are watched the later.
+    - Report an end at once: a look comes after 0.05 to 2 s (over HTTP 0.5 to 2 s), the more conversations are
+      watched the later.
+    - Name a gap over HTTP; those who read the log from the store do.
 """
 
 from __future__ import annotations
@@ -44,11 +46,12 @@ from broker.log.conversations import Progress
 from broker.log.status import Status
 from broker.runtime.errors import (
     CorruptEntry,
+    DeckhandsError,
     EventsLost,
-    StoreError,
     StoreRefused,
     StoreUnavailable,
     UnknownConversation,
+    UnknownKind,
 )
 from deckhands.client.errors import NotSettled
 from deckhands.client.many import for_each
@@ -59,6 +62,10 @@ LOOKS_PER_SECOND = 500
 AT_ONCE = 500
 """How many conversations one look asks for."""
 READ_AT_ONCE = 8
+
+
+UNREADABLE = (CorruptEntry, StoreRefused, UnknownConversation, UnknownKind)
+"""The errors of one conversation; all others concern every wait."""
 
 
 class Until(Enum):
@@ -125,10 +132,15 @@ class _Watched:
 
 
 class Watcher:
-    """Watches the conversations of one source, as many as its callers wait for."""
+    """Watches the conversations of one source, as many as its callers wait for.
 
-    def __init__(self, source: Source) -> None:
+    Args:
+        shortest_pause_seconds: between two looks at the same conversation.
+    """
+
+    def __init__(self, source: Source, *, shortest_pause_seconds: float = SHORTEST_PAUSE_SECONDS) -> None:
         self._source = source
+        self._shortest_pause_seconds = shortest_pause_seconds
         self._watched: dict[str, _Watched] = {}
         self._new: list[str] = []
         self._has_news = asyncio.Event()
@@ -214,7 +226,7 @@ class Watcher:
                     await for_each(await self._look(ids[at : at + AT_ONCE]), self._judge, at_once=READ_AT_ONCE)
                 if is_round:
                     pause = len(self._watched) / LOOKS_PER_SECOND
-                    due = clock() + min(max(pause, SHORTEST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+                    due = clock() + min(max(pause, self._shortest_pause_seconds), LONGEST_PAUSE_SECONDS)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(max(0.0, due - clock())):
                         await self._has_news.wait()
@@ -260,7 +272,7 @@ class Watcher:
         tally: Tally | None = None
         try:
             events = await self._source.read(conversation_id)
-        except (CorruptEntry, StoreRefused, UnknownConversation) as error:
+        except UNREADABLE as error:
             found = error
         else:
             if events and isinstance(events[0], ConversationCreated):
@@ -320,13 +332,13 @@ class Ends:
         """How many have not come to their end."""
         return len(self._waits)
 
-    async def __aiter__(self) -> AsyncIterator[tuple[str, Summary | UnknownConversation | StoreError]]:
+    async def __aiter__(self) -> AsyncIterator[tuple[str, Summary | DeckhandsError]]:
         while self._waits or not self._is_complete:
             item = await self._queue.get()
             if item is None:
                 continue
             conversation_id, found = item
-            if not isinstance(found, Summary | CorruptEntry | StoreRefused | UnknownConversation):
+            if not isinstance(found, (Summary, *UNREADABLE)):
                 raise found
             del self._waits[conversation_id]
             yield conversation_id, found

@@ -19,11 +19,15 @@ from broker.testing.memory_store import MemoryConnection
 from deckhands.client.client import Client
 from deckhands.client.errors import NotSettled
 from deckhands.client.reading.summary import Summary, Tally
-from deckhands.client.watcher import AT_ONCE, End, Until, follow
+from deckhands.client.remote.remote_client import RemoteClient
+from deckhands.client.watcher import End, Until, follow
+from deckhands.server.gateway import Gateway, ServerOptions
+from deckhands.server.serving import serving
 from tests.archive_parts import begin_ended, retired
 from tests.broker_parts import begin, message
 from tests.conformance.test_lost_tails import lose
 from tests.polling import unhurried, until
+from tests.server_parts import add_key
 from tests.stores import LossyWire
 from tests.unit.deckhands.sample_log import state
 
@@ -39,6 +43,22 @@ async def client(store: Store) -> AsyncIterator[Client]:
     await client.watcher.aclose()
 
 
+@pytest.fixture(params=["store", "http"])
+async def reader(request: pytest.FixtureRequest, client: Client) -> AsyncIterator[Client | RemoteClient]:
+    """A client of each kind in turn, which waits."""
+    if request.param == "store":
+        yield client
+        return
+    if isinstance(client.store.connection, MemoryConnection):
+        pytest.skip("a server needs more commands")
+    gateway = Gateway(client.store, options=ServerOptions(port=0))
+    async with serving(gateway) as port:
+        remote = RemoteClient(f"http://127.0.0.1:{port}", await add_key(client.store))
+        yield remote
+        await remote.aclose()
+    await gateway.follower.watcher.aclose()
+
+
 async def begin_in(client: Client, name: str, its_state: str) -> None:
     await begin(client.store, name)
     await enter_state(client, name, its_state)
@@ -49,7 +69,9 @@ async def enter_state(client: Client, name: str, its_state: str) -> None:
     await client.log.append(name, [state(its_state)], fields={"state": its_state})
 
 
-def start_wait(client: Client, name: str, condition: Until = Until.SETTLED) -> tuple[asyncio.Task[End], Progress]:
+def start_wait(
+    client: Client | RemoteClient, name: str, condition: Until = Until.SETTLED
+) -> tuple[asyncio.Task[End], Progress]:
     progress = Progress()
     return asyncio.create_task(client.watcher.wait(name, until=condition, progress=progress)), progress
 
@@ -58,12 +80,12 @@ async def finish(waiting: asyncio.Future[End]) -> End:
     return await asyncio.wait_for(waiting, unhurried(LIMIT_SECONDS))
 
 
-async def judge(client: Client, progress: Progress, last_id: int) -> None:
+async def judge(client: Client, progress: Progress, last_id: int, reader: Client | RemoteClient | None = None) -> None:
     """Wait until a conversation was looked at with its event `last_id`, and its log was read if that was needed."""
     await until(lambda: progress.last_id == last_id, what="look")
     name = f"later-than-{id(progress)}-{last_id}"
     await begin_in(client, name, "finished")
-    await finish(start_wait(client, name)[0])
+    await finish(start_wait(reader or client, name)[0])
 
 
 @pytest.mark.parametrize(
@@ -74,16 +96,18 @@ async def judge(client: Client, progress: Progress, last_id: int) -> None:
         (Until.OVER, OVER),
     ],
 )
-async def test_each_state_ends_a_wait_or_does_not(client: Client, condition: Until, ends: set[AgentState]) -> None:
+async def test_each_state_ends_a_wait_or_does_not(
+    client: Client, reader: Client | RemoteClient, condition: Until, ends: set[AgentState]
+) -> None:
     waiting = {}
     for one in AgentState:
         await begin_in(client, one, one)
-        waiting[one] = start_wait(client, one, condition)
+        waiting[one] = start_wait(reader, one, condition)
     for one in ends:
         end = await finish(waiting[one][0])
         assert (end.conversation_id, end.summary.state, end.events[-1].id) == (one, one, 2)
     for one in set(AgentState) - ends:
-        await judge(client, waiting[one][1], 2)
+        await judge(client, waiting[one][1], 2, reader)
         assert not waiting[one][0].done(), one
         await enter_state(client, one, "finished")
         assert (await finish(waiting[one][0])).summary.state == "finished"
@@ -92,49 +116,51 @@ async def test_each_state_ends_a_wait_or_does_not(client: Client, condition: Unt
 @pytest.mark.parametrize(
     "unread", [message(), ChangeAgentStateAction(agent_state=AgentState.RUNNING, source=EventSource.USER)]
 )
-async def test_unread_input_is_no_end(client: Client, unread: MessageAction | ChangeAgentStateAction) -> None:
+async def test_unread_input_is_no_end(
+    client: Client, reader: Client | RemoteClient, unread: MessageAction | ChangeAgentStateAction
+) -> None:
     await begin_in(client, "one", "finished")
     await client.log.append("one", [unread])
-    waiting, progress = start_wait(client, "one", Until.OVER)
-    await judge(client, progress, 3)
+    waiting, progress = start_wait(reader, "one", Until.OVER)
+    await judge(client, progress, 3, reader)
     assert not waiting.done()
     await client.log.append("one", [state("running"), state("stopped")], fields={"state": "stopped"})
     assert (await finish(waiting)).summary.last_event_id == 5
 
 
-async def test_one_log_answers_waits_of_different_conditions(client: Client) -> None:
+async def test_one_log_answers_waits_of_different_conditions(client: Client, reader: Client | RemoteClient) -> None:
     await begin_in(client, "one", "paused")
-    result, progress = start_wait(client, "one", Until.RESULT)
-    await judge(client, progress, 2)
-    assert (await finish(start_wait(client, "one")[0])).summary.state == "paused"
+    result, progress = start_wait(reader, "one", Until.RESULT)
+    await judge(client, progress, 2, reader)
+    assert (await finish(start_wait(reader, "one")[0])).summary.state == "paused"
     assert not result.done()
     await enter_state(client, "one", "error")
     assert (await finish(result)).summary.state == "error"
 
 
-async def test_an_unknown_conversation_ends_its_wait_alone(client: Client) -> None:
+async def test_an_unknown_conversation_ends_its_wait_alone(client: Client, reader: Client | RemoteClient) -> None:
     await begin_in(client, "one", "running")
-    one, _ = start_wait(client, "one")
+    one, _ = start_wait(reader, "one")
     with pytest.raises(UnknownConversation, match="nowhere"):
-        await finish(start_wait(client, "nowhere")[0])
+        await finish(start_wait(reader, "nowhere")[0])
     await enter_state(client, "one", "finished")
     await finish(one)
 
 
-async def test_a_conversation_that_is_deleted_ends_its_wait(client: Client) -> None:
+async def test_a_conversation_that_is_deleted_ends_its_wait(client: Client, reader: Client | RemoteClient) -> None:
     await begin_in(client, "one", "paused")
-    waiting, progress = start_wait(client, "one", Until.RESULT)
-    await judge(client, progress, 2)
+    waiting, progress = start_wait(reader, "one", Until.RESULT)
+    await judge(client, progress, 2, reader)
     await client.delete("one")
     with pytest.raises(UnknownConversation, match="one"):
         await finish(waiting)
 
 
-async def test_a_damaged_log_ends_its_wait_alone(client: Client) -> None:
+async def test_a_damaged_log_ends_its_wait_alone(client: Client, reader: Client | RemoteClient) -> None:
     for name in ("damaged", "one"):
         await begin_in(client, name, "running")
     await client.store.connection.call("XDEL", client.store.keys("damaged").events, "1-0")
-    damaged, one = (start_wait(client, name)[0] for name in ("damaged", "one"))
+    damaged, one = (start_wait(reader, name)[0] for name in ("damaged", "one"))
     for name in ("damaged", "one"):
         await enter_state(client, name, "finished")
     with pytest.raises(CorruptEntry):
@@ -200,7 +226,7 @@ async def test_a_limit_of_time_ends_the_wait_only(client: Client) -> None:
 
 
 async def test_many_waits_share_one_connection(client: Client, store: Store) -> None:
-    names = [f"many-{number}" for number in range(AT_ONCE + 100)]
+    names = [f"many-{number}" for number in range(40)]
     async with client.watcher.ends() as ends:
         for name in names:
             await begin_in(client, name, "running")
