@@ -102,6 +102,7 @@ class Progress:
         worker: the one that holds it now; empty: none.
         tokens: of prompts and completions.
         created_ms: when it was created, in Unix milliseconds; two conversations under one id differ in it.
+        updated_ms: when an event was appended last.
     """
 
     last_id: int = 0
@@ -112,6 +113,7 @@ class Progress:
     cost_usd: float = 0.0
     tokens: int = 0
     created_ms: int = 0
+    updated_ms: int = 0
 
     def copy(self, other: Progress) -> None:
         """Take over the values of another."""
@@ -280,11 +282,11 @@ def _glimpse(values: list[bytes | None]) -> Glimpse | None:
     return Glimpse(state, wait_reason, _labels_in(labels), tenant, model, _usd(cost))
 
 
-_PROGRESS = ("last_id", "created_ms", "state", "wait_reason", "owner", "cost_usd", "iterations", *_TOKENS)
+_PROGRESS = ("last_id", "created_ms", "updated_ms", "state", "wait_reason", "owner", "cost_usd", "iterations", *_TOKENS)
 
 
 def _progress(values: list[bytes | None]) -> Progress | None:
-    last_id, created_ms, *others = values
+    last_id, created_ms, updated_ms, *others = values
     if last_id is None:
         return None
     state, wait_reason, owner, cost = ((text or b"").decode(errors="backslashreplace") for text in others[:4])
@@ -298,6 +300,7 @@ def _progress(values: list[bytes | None]) -> Progress | None:
         cost_usd=_usd(cost),
         tokens=prompt + completion,
         created_ms=_whole(created_ms or b"0"),
+        updated_ms=_whole(updated_ms or b"0"),
     )
 
 

@@ -62,7 +62,7 @@ LOOKS_PER_SECOND = 500
 AT_ONCE = 500
 """How many conversations one look asks for."""
 READ_AT_ONCE = 8
-
+STATES = frozenset(AgentState)
 
 UNREADABLE = (CorruptEntry, StoreRefused, UnknownConversation, UnknownKind)
 """The errors of one conversation; all others concern every wait."""
@@ -84,7 +84,7 @@ class Until(Enum):
 
     def may_be_met(self, state: str) -> bool:
         """Return whether to read the log of a conversation whose state in the index is this one."""
-        return state in self.value or state not in set(AgentState)
+        return state in self.value or state not in STATES
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +117,17 @@ OnEnd = Callable[[End | Exception], None]
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """One wait for one conversation; `read_id` is the end of the log when it was read for this wait."""
+    """One wait for one conversation.
+
+    Attributes:
+        progress: is kept up to date for the caller.
+        judged: the progress of the conversation when its log was read for this wait, and was not at its end.
+    """
 
     until: Until
     on_end: OnEnd
     progress: Progress | None
-    read_id: int = -1
+    judged: Progress | None = None
 
 
 @dataclass(slots=True)
@@ -253,7 +258,8 @@ class Watcher:
                 found.append(conversation_id)
                 continue
             if last and progress.last_id < last.last_id and progress.created_ms == last.created_ms:
-                await self._source.name_loss(EventsLost(conversation_id, progress.last_id, last.last_id))
+                with contextlib.suppress(*UNREADABLE):
+                    await self._source.name_loss(EventsLost(conversation_id, progress.last_id, last.last_id))
             for wait in watched.waits:
                 if wait.progress is not None:
                     wait.progress.copy(progress)
@@ -266,7 +272,7 @@ class Watcher:
         watched = self._watched.get(conversation_id)
         if watched is None:
             return
-        is_archived = watched.last is None
+        progress = watched.last
         waits = list(watched.waits)  # one that is added while the log is read may know of later events
         found: End | Exception
         tally: Tally | None = None
@@ -281,15 +287,17 @@ class Watcher:
             else:
                 found = CorruptEntry(f"The log of {conversation_id} does not begin with the conversation.")
         for wait in waits:
-            if tally is None or is_archived or wait.until.is_met(tally.status):
+            if tally is None or progress is None or wait.until.is_met(tally.status):
                 self._discard(conversation_id, wait)
                 wait.on_end(found)
             else:
-                wait.read_id = tally.last_event_id
+                wait.judged = progress
 
 
 def _is_to_be_judged(wait: _Wait, progress: Progress) -> bool:
-    return progress.last_id != wait.read_id and wait.until.may_be_met(progress.state)
+    judged = wait.judged
+    has_news = judged is None or (judged.last_id, judged.updated_ms) != (progress.last_id, progress.updated_ms)
+    return has_news and wait.until.may_be_met(progress.state)
 
 
 class Ends:

@@ -354,6 +354,7 @@ def _progress(row: Mapping[str, Any]) -> Progress:
         cost_usd=float(numbers.get("cost_usd", 0)),
         tokens=int(numbers.get("prompt_tokens", 0)) + int(numbers.get("completion_tokens", 0)),
         created_ms=to_millis(datetime.fromisoformat(row["created"])),
+        updated_ms=to_millis(datetime.fromisoformat(row["updated"])),
     )
 
 
