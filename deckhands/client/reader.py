@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from broker.contract import codec
@@ -18,7 +19,7 @@ from broker.log.conversations import ConversationRow, Conversations, Progress
 from broker.log.event_log import EventLog
 from broker.log.lost_tails import followed, name_gap
 from broker.log.selection import Selection
-from broker.runtime.errors import CorruptEntry, EventsLost, StoreRefused, UnknownConversation
+from broker.runtime.errors import CorruptEntry, StoreRefused, UnknownConversation
 from broker.store.store import Store
 from deckhands.client.archive.archive import Archive
 from deckhands.client.archive.catalog import ArchivedConversation, described
@@ -39,7 +40,8 @@ class Reader:
         self.log = EventLog(store)
         self.archive = Archive(archive) if archive else None
         self._conversations = Conversations(store)
-        self.watcher = Watcher(_Source(self))
+        name_loss = partial(name_gap, self.log, noticed_by="a client that waited for the conversation")
+        self.watcher = Watcher(_Source(self), name_loss)
 
     async def is_archived(self, conversation_id: str) -> bool:
         """Say whether the archive has a conversation."""
@@ -195,9 +197,6 @@ class _Source:
     async def read(self, conversation_id: str) -> Sequence[Event]:
         events = await self.reader.events(conversation_id, is_lenient=True)
         return await with_words(self.reader, conversation_id, events)
-
-    async def name_loss(self, lost: EventsLost) -> None:
-        await name_gap(self.reader.log, lost, noticed_by="a client that waited for the conversation")
 
 
 async def with_words(reader: Reader, conversation_id: str, events: Sequence[Event]) -> list[Event]:

@@ -21,7 +21,7 @@ Holds:
     - A store that is away is waited for as long as its `patience_seconds` say; then every wait raises `StoreError`.
     - A limit of time raises `NotSettled` and changes nothing.
     - The log decides. The index only says which log to read: its state is written with the events.
-    - A wait costs no connection and no task of its own. All conversations of a watcher are looked at in turn over the
+    - A wait adds no connection and no task. All conversations of a watcher are looked at in turn over the
       connection of its source, up to `LOOKS_PER_SECOND`. `follow` costs a connection, because it passes on every event.
 Does not:
     - Report an end twice, or take one back. A message that follows a reported end starts a new wait.
@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, Self
@@ -107,12 +107,9 @@ class Source(Protocol):
         """Return the log, from wherever it is; raises UnknownConversation and CorruptEntry."""
         ...
 
-    async def name_loss(self, lost: EventsLost) -> None:
-        """Name a gap in the log."""
-        ...
-
 
 OnEnd = Callable[[End | Exception], None]
+OnLoss = Callable[[EventsLost], Awaitable[object]]
 
 
 @dataclass(slots=True, eq=False)
@@ -140,11 +137,15 @@ class Watcher:
     """Watches the conversations of one source, as many as its callers wait for.
 
     Args:
+        on_loss: names a gap in a log; None: another reader of the log does.
         shortest_pause_seconds: between two looks at the same conversation.
     """
 
-    def __init__(self, source: Source, *, shortest_pause_seconds: float = SHORTEST_PAUSE_SECONDS) -> None:
+    def __init__(
+        self, source: Source, on_loss: OnLoss | None, *, shortest_pause_seconds: float = SHORTEST_PAUSE_SECONDS
+    ) -> None:
         self._source = source
+        self._on_loss = on_loss
         self._shortest_pause_seconds = shortest_pause_seconds
         self._watched: dict[str, _Watched] = {}
         self._new: list[str] = []
@@ -257,9 +258,10 @@ class Watcher:
             if progress is None:
                 found.append(conversation_id)
                 continue
-            if last and progress.last_id < last.last_id and progress.created_ms == last.created_ms:
+            is_shorter = last and progress.last_id < last.last_id and progress.created_ms == last.created_ms
+            if self._on_loss is not None and last and is_shorter:
                 with contextlib.suppress(*UNREADABLE):
-                    await self._source.name_loss(EventsLost(conversation_id, progress.last_id, last.last_id))
+                    await self._on_loss(EventsLost(conversation_id, progress.last_id, last.last_id))
             for wait in watched.waits:
                 if wait.progress is not None:
                     wait.progress.copy(progress)

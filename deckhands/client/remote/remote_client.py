@@ -61,7 +61,7 @@ class RemoteClient:
         self._calls = ServerCalls(url, api_key)
         # By the key of what they begin: under it, the same has to be sent again until it is known to have begun.
         self._copies: dict[str, PackedDirectory] = {}
-        self.watcher = Watcher(_Source(self), shortest_pause_seconds=SHORTEST_PAUSE_SECONDS)
+        self.watcher = Watcher(_Source(self), None, shortest_pause_seconds=SHORTEST_PAUSE_SECONDS)
 
     @property
     def files(self) -> RemoteFiles:
@@ -330,7 +330,7 @@ class RemoteClient:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The conversations of a server, for a watcher. Gaps in a log are named by the server's own readers."""
+    """The conversations of a server, for its watcher."""
 
     client: RemoteClient
 
@@ -339,9 +339,6 @@ class _Source:
 
     async def read(self, conversation_id: str) -> Sequence[Event]:
         return await self.client.events(conversation_id, is_whole=True)
-
-    async def name_loss(self, lost: EventsLost) -> None:
-        pass
 
 
 def _progress(row: Mapping[str, Any]) -> Progress:
