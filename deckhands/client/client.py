@@ -104,7 +104,7 @@ class Client(Steering):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connection; waits under way get no answer."""
+        """Close the connection; waits under way raise StoreUnavailable."""
         await self.watcher.aclose()
         await self.store.aclose()
 

@@ -69,7 +69,7 @@ class RemoteClient:
         return RemoteFiles(self._calls)
 
     async def aclose(self) -> None:
-        """Close the connections; waits under way get no answer."""
+        """Close the connections; waits under way raise StoreUnavailable."""
         await self.watcher.aclose()
         await self._calls.aclose()
 
