@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from dataclasses import fields as fields_of
 from datetime import datetime
 from functools import lru_cache
 from types import MappingProxyType
@@ -92,6 +93,34 @@ class Glimpse:
     cost_usd: float
 
 
+@dataclass(slots=True)
+class Progress:
+    """How far a conversation has got; as made, before the first look.
+
+    Attributes:
+        state: see `AgentState`; empty: not known yet.
+        worker: the one that holds it now; empty: none.
+        tokens: of prompts and completions.
+        created_ms: when it was created, in Unix milliseconds; two conversations under one id differ in it.
+        updated_ms: when an event was appended last.
+    """
+
+    last_id: int = 0
+    state: str = ""
+    wait_reason: str = ""
+    worker: str = ""
+    iterations: int = 0
+    cost_usd: float = 0.0
+    tokens: int = 0
+    created_ms: int = 0
+    updated_ms: int = 0
+
+    def copy(self, other: Progress) -> None:
+        """Take over the values of another."""
+        for field_ in fields_of(self):
+            setattr(self, field_.name, getattr(other, field_.name))
+
+
 class Conversations:
     """The index of a store."""
 
@@ -137,6 +166,11 @@ class Conversations:
         """Return what is asked about conversations before they are shown; None for those that do not exist."""
         replies = await self._replies([("HMGET", self._store.keys(cid).meta, *_GLIMPSE) for cid in conversation_ids])
         return [_glimpse(reply) if reply else None for reply in replies]
+
+    async def progress(self, conversation_ids: Sequence[str]) -> list[Progress | None]:
+        """Return how far conversations have got; None for those that do not exist."""
+        replies = await self._replies([("HMGET", self._store.keys(cid).meta, *_PROGRESS) for cid in conversation_ids])
+        return [_progress(reply) if reply else None for reply in replies]
 
     async def row(self, conversation_id: str) -> ConversationRow:
         """Return one conversation.
@@ -236,6 +270,7 @@ _INTERNAL = {
 }
 _PLAN = frozenset({b"planned", b"not_before_ms"})
 _NOT_SHOWN = frozenset(name.encode() for name in _KNOWN | _INTERNAL)
+_TOKENS = ("prompt_tokens", "completion_tokens")
 _GLIMPSE = ("last_id", "state", "wait_reason", "labels", "tenant", "model", "cost_usd")
 
 
@@ -247,6 +282,28 @@ def _glimpse(values: list[bytes | None]) -> Glimpse | None:
         (text or b"").decode(errors="backslashreplace") for text in others
     )
     return Glimpse(state, wait_reason, _labels_in(labels), tenant, model, _usd(cost))
+
+
+_PROGRESS = ("last_id", "created_ms", "updated_ms", "state", "wait_reason", "owner", "cost_usd", "iterations", *_TOKENS)
+
+
+def _progress(values: list[bytes | None]) -> Progress | None:
+    last_id, created_ms, updated_ms, *others = values
+    if last_id is None:
+        return None
+    state, wait_reason, owner, cost = ((text or b"").decode(errors="backslashreplace") for text in others[:4])
+    iterations, prompt, completion = (_whole(number or b"0") for number in others[4:])
+    return Progress(
+        last_id=_whole(last_id),
+        state=state,
+        wait_reason=wait_reason,
+        worker=owner,
+        iterations=iterations,
+        cost_usd=_usd(cost),
+        tokens=prompt + completion,
+        created_ms=_whole(created_ms or b"0"),
+        updated_ms=_whole(updated_ms or b"0"),
+    )
 
 
 def _usd(text: str) -> float:

@@ -29,6 +29,7 @@ from broker.runtime.clock import SYSTEM_CLOCK, Clock
 from broker.runtime.environment import CONTROLLER, TOOLS
 from deckhands.client.client import Client
 from deckhands.client.reading.summary import Tally
+from deckhands.client.watcher import follow
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec, Worker
 from deckhands.cluster.example_projects import TASK, Example, examples
 
@@ -224,10 +225,9 @@ class Demo:
             workspace=WorkspaceSpec(path=str(case.directory)),
             title=case.directory.name,
         )
-        async with contextlib.aclosing(client.tail(case.conversation_id)) as events:
+        async with contextlib.aclosing(follow(client, case.conversation_id, case.tally)) as events:
             async for event in events:
                 case.seen.append(event)
-                case.tally.add(event)
                 is_over = case.tally.status.is_settled
                 async with self._moved:
                     self.progress.events += 1
@@ -235,8 +235,6 @@ class Demo:
                     self.progress.finished += is_over and case.tally.status.state is AgentState.FINISHED
                     self._moved.notify_all()
                 self._on_progress(self.progress)
-                if is_over:
-                    return
 
     async def _kill_workers(self) -> None:
         for number in range(self._spec.kills):

@@ -104,7 +104,8 @@ class Client(Steering):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connection."""
+        """Close the connection; waits under way raise StoreUnavailable."""
+        await self.watcher.aclose()
         await self.store.aclose()
 
     async def submit(

@@ -5,29 +5,29 @@ Holds: the store goes before the archive; what is being deleted from the store i
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from broker.contract import codec
 from broker.contract.codec import decode_any
 from broker.contract.events import Event
-from broker.log.conversations import ConversationRow, Conversations
+from broker.log.conversations import ConversationRow, Conversations, Progress
 from broker.log.event_log import EventLog
-from broker.log.lost_tails import followed
+from broker.log.lost_tails import followed, name_gap
 from broker.log.selection import Selection
-from broker.log.status import Status
-from broker.runtime.errors import CorruptEntry, EventsLost, StoreRefused, UnknownConversation
+from broker.runtime.errors import CorruptEntry, StoreRefused, UnknownConversation
 from broker.store.store import Store
 from deckhands.client.archive.archive import Archive
 from deckhands.client.archive.catalog import ArchivedConversation, described
 from deckhands.client.archive.errors import CorruptArchive
-from deckhands.client.errors import NotSettled
 from deckhands.client.reading.summary import Summary, Tally, summarize, words_in
 from deckhands.client.reasons.link import Why
 from deckhands.client.reasons.reader import Reasons
+from deckhands.client.watcher import Watcher
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +40,8 @@ class Reader:
         self.log = EventLog(store)
         self.archive = Archive(archive) if archive else None
         self._conversations = Conversations(store)
+        name_loss = partial(name_gap, self.log, noticed_by="a client that waited for the conversation")
+        self.watcher = Watcher(_Source(self), name_loss)
 
     async def is_archived(self, conversation_id: str) -> bool:
         """Say whether the archive has a conversation."""
@@ -123,21 +125,13 @@ class Reader:
         return await reasons.why(conversation_id)
 
     async def wait_until_settled(self, conversation_id: str, *, timeout_seconds: float | None = None) -> Summary:
-        """Wait until nothing happens any more without somebody's input, and return the summary.
+        """Wait until nothing happens any more without input, and return the summary; see `watcher` for the semantics.
 
         Raises:
             NotSettled: not settled after `timeout_seconds`; it is a `TimeoutError`, too.
+            UnknownConversation: no such conversation, or no longer.
         """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_seconds):
-                while True:
-                    tally = Tally()
-                    try:
-                        await self._follow(conversation_id, tally, is_enough=lambda status: status.is_settled)
-                    except EventsLost:
-                        continue  # the log continues from an older state
-                    return tally.summary()
-        raise NotSettled(conversation_id, timeout_seconds)
+        return (await self.watcher.wait(conversation_id, timeout_seconds=timeout_seconds)).summary
 
     async def recent(self, *, limit: int = 50) -> Sequence[ConversationRow]:
         """Return up to `limit` conversations, newest first."""
@@ -166,6 +160,19 @@ class Reader:
                 if selection.has(one.state, one.labels):
                     yield one
 
+    async def last_id(self, conversation_id: str) -> int:
+        """Return the id of the last event of a conversation, in the store or in the archive.
+
+        Raises:
+            UnknownConversation: no such conversation.
+        """
+        try:
+            return await self.log.last_id(conversation_id)
+        except UnknownConversation:
+            if self.archive is None:
+                raise
+            return (await self.events(conversation_id, is_lenient=True))[-1].id
+
     async def row(self, conversation_id: str) -> ConversationRow:
         """Return a conversation as a listing shows it.
 
@@ -174,23 +181,22 @@ class Reader:
         """
         return await self._conversations.row(conversation_id)
 
-    async def _follow(self, conversation_id: str, tally: Tally, *, is_enough: Callable[[Status], bool]) -> None:
-        """Read events until the status is enough and the log has no more."""
-        async with contextlib.aclosing(self.tail(conversation_id, after=tally.last_event_id)) as events:
-            async for event in events:
-                tally.add(*await with_words(self, conversation_id, [event]))
-                if is_enough(tally.status) and tally.last_event_id >= await self._last_id(conversation_id, event.id):
-                    return
-
-    async def _last_id(self, conversation_id: str, known: int) -> int:
-        """Return the id of the last event in the store; what is known, if the conversation has left it."""
-        try:
-            return await self.log.last_id(conversation_id)
-        except UnknownConversation:
-            return known
-
     async def _tally(self, conversation_id: str) -> Tally:
         return Tally.of(await with_words(self, conversation_id, await self.events(conversation_id)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The conversations of a store, for its watcher."""
+
+    reader: Reader
+
+    async def progress(self, conversation_ids: Sequence[str]) -> Sequence[Progress | None]:
+        return await Conversations(self.reader.store).progress(conversation_ids)
+
+    async def read(self, conversation_id: str) -> Sequence[Event]:
+        events = await self.reader.events(conversation_id, is_lenient=True)
+        return await with_words(self.reader, conversation_id, events)
 
 
 async def with_words(reader: Reader, conversation_id: str, events: Sequence[Event]) -> list[Event]:

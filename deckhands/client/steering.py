@@ -5,7 +5,6 @@ Holds: every request is an event of the log; the owner of the conversation carri
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import copy
 from collections.abc import Mapping, Sequence
@@ -24,12 +23,13 @@ from deckhands.client.appending import append
 from deckhands.client.beginning import OFFERS_LIMIT_SECONDS
 from deckhands.client.changing import Change, words_in
 from deckhands.client.confirmations import answer_to
-from deckhands.client.errors import IsArchived, NotStopped
+from deckhands.client.errors import IsArchived, NotSettled, NotStopped
 from deckhands.client.known_agents import require_models
 from deckhands.client.reader import Reader
 from deckhands.client.reading.summary import Summary
 from deckhands.client.secret_keeping import secrets_of
 from deckhands.client.tasks import inputs
+from deckhands.client.watcher import Until
 
 
 class Steering(Reader):
@@ -170,11 +170,10 @@ class Steering(Reader):
         if wait_seconds is None:
             return await self.summary(conversation_id)
         try:
-            async with asyncio.timeout(wait_seconds):
-                await self._follow(conversation_id, tally, is_enough=lambda status: status.is_terminal)
-        except TimeoutError as error:
+            end = await self.watcher.wait(conversation_id, until=Until.OVER, timeout_seconds=wait_seconds)
+        except NotSettled as error:
             raise NotStopped(conversation_id, wait_seconds) from error
-        return tally.summary()
+        return end.summary
 
     async def _require_model(self, conversation_id: str, model: str | None, *agents: AgentSpec) -> None:
         """Refuse to continue a conversation with a model that is not offered to it.

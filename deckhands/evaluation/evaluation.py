@@ -20,12 +20,14 @@ from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
 from broker.contract.observations import CmdOutputObservation
 from broker.contract.specs import GoalSpec, Tenancy
 from broker.coordination.workspace_orders import WorkspaceOrders
+from broker.log.conversations import Progress
 from broker.runtime.errors import AdmissionRefused, DeckhandsError, UsageError
 from broker.runtime.ids import jitter
 from deckhands.client.client import Client
 from deckhands.client.forking import Point
 from deckhands.client.tasks.tasks import conversation_id_of
 from deckhands.client.transfers.packed_files import TooLarge
+from deckhands.client.watcher import UNREADABLE, End, Until
 from deckhands.evaluation.answers import answer_in, is_same
 from deckhands.evaluation.attempts.driver import Driver, OnRow, OnStanding
 from deckhands.evaluation.attempts.plan import LABEL
@@ -34,7 +36,6 @@ from deckhands.evaluation.attempts.plan import Plan as Plan  # noqa: PLC0414  (t
 from deckhands.evaluation.attempts.results import CHECK_FAILED, CRITIC_FAILED, Outcome, Results, Row
 from deckhands.evaluation.attempts.times import times_of
 from deckhands.evaluation.attempts.under_way import UnderWay
-from deckhands.evaluation.attempts.watch import Lost, Seen, Settled
 from deckhands.evaluation.critic import LIMITS as CRITIC_LIMITS
 from deckhands.evaluation.critic import critic_agent, question_about, to_judge, verdict_of
 from deckhands.evaluation.datasets.file_trees import MAX_BYTES, File, Tree, packed, patch_between, tree_of
@@ -54,6 +55,9 @@ TOO_LARGE = "workspace_too_large"
 """The cause of a row, and the code from a node, when a workspace has more files or bytes than are read."""
 FILES_UNREADABLE = "files_unreadable"
 """The cause of a row whose instance has files that cannot be read, or too many of them."""
+
+LOST = "conversation_lost"
+"""A conversation was deleted, or its log is damaged."""
 
 LIMITS = {"max_iterations": "iterations", "max_budget": "budget", "max_tokens": "tokens", "max_time": "time"}
 """The limits, by the code of the error in which a conversation ends that has used one up."""
@@ -110,7 +114,7 @@ class Evaluation:
                 one.failures.append(str(failure))
                 if len(one.failures) > self._plan.retries:
                     return one.row("infra-abandoned", cause=one.failures[-1])
-                one.lost_cost_usd, one.seen, one.judged = round(one.spent_usd, 8), Seen(), Seen()
+                one.lost_cost_usd, one.seen, one.judged = round(one.spent_usd, 8), Progress(), Progress()
                 one.phase = "waits"
                 await _back_off(len(one.failures))
 
@@ -120,12 +124,12 @@ class Evaluation:
         Raises:
             Infrastructure: it says nothing about the agent.
         """
-        one.phase, one.seen, one.judged = "begins", Seen(), Seen()
+        one.phase, one.seen, one.judged = "begins", Progress(), Progress()
         async with self._beginning:
             begun_with = await _read(one.attempt.instance.files)
             await self._begin(one, begun_with)
         one.phase = "works"
-        settled = await self._settled(one.conversation_id, one.seen)
+        settled = await self._end(one.conversation_id, one.seen)
         summary = settled.summary
         one.seen.cost_usd, one.seen.iterations = summary.cost_usd, summary.iterations
         match summary.state:
@@ -216,15 +220,20 @@ class Evaluation:
             except AdmissionRefused as refused:
                 await asyncio.sleep(refused.retry_after_seconds * (0.5 + jitter()))
 
-    async def _settled(self, conversation_id: str, seen: Seen) -> Settled:
-        try:
-            settled = await self._driver.watch.settled(conversation_id, seen)
-        except Lost as lost:
-            raise Infrastructure(lost.code) from lost
-        await WorkspaceOrders(self._client.store).end_sessions(conversation_id, limit_seconds=1.0)
-        return settled
+    async def _end(self, conversation_id: str, seen: Progress | None = None) -> End:
+        """Wait for the end of a conversation; one that is paused is held by a person.
 
-    async def _scored(self, one: UnderWay, settled: Settled, begun_with: dict[str, File]) -> Row:
+        Raises:
+            Infrastructure: it cannot be read any more.
+        """
+        try:
+            end = await self._client.watcher.wait(conversation_id, until=Until.RESULT, progress=seen)
+        except UNREADABLE as error:
+            raise Infrastructure(LOST) from error
+        await WorkspaceOrders(self._client.store).end_sessions(conversation_id, limit_seconds=1.0)
+        return end
+
+    async def _scored(self, one: UnderWay, settled: End, begun_with: dict[str, File]) -> Row:
         answered = await self._answered(one, settled)
         if answered is not None and (not self._plan.critic or not answered.counts):
             return answered
@@ -236,7 +245,7 @@ class Evaluation:
             return row.model_copy(update={"verdict": why} if is_answered else {"cause": TOO_LARGE, "evidence": why})
 
     async def _scored_by_files(
-        self, one: UnderWay, row: Row, settled: Settled, begun_with: dict[str, File], *, is_answered: bool
+        self, one: UnderWay, row: Row, settled: End, begun_with: dict[str, File], *, is_answered: bool
     ) -> Row:
         instance, plan = one.attempt.instance, self._plan
         hidden = await _read(partial(tree_of, instance.hidden))
@@ -251,7 +260,7 @@ class Evaluation:
             return row
         return await self._judged(one, row, settled, work.tree, decides=not is_answered and instance.check is None)
 
-    async def _answered(self, one: UnderWay, settled: Settled) -> Row | None:
+    async def _answered(self, one: UnderWay, settled: End) -> Row | None:
         """Score what an agent has said; None: that does not decide."""
         instance, said = one.attempt.instance, settled.summary.message
         if instance.judge is not None:
@@ -304,7 +313,7 @@ class Evaluation:
         for number in range(self._plan.retries + 1):
             key = f"{row.conversation_id}/check/{number}"
             checked_id = await self._submit(key, check, agent, workspace, upload, title=f"Check of {instance.id}")
-            settled = await self._settled(checked_id, Seen())
+            settled = await self._end(checked_id)
             summary = settled.summary
             if summary.state == AgentState.FINISHED or summary.error_code == "goal_not_reached":
                 break
@@ -320,7 +329,7 @@ class Evaluation:
         row.checked_id, row.scoring_seconds = checked_id, summary.duration_seconds
         return row
 
-    async def _judged(self, one: UnderWay, row: Row, settled: Settled, tree: Tree, *, decides: bool) -> Row:
+    async def _judged(self, one: UnderWay, row: Row, settled: End, tree: Tree, *, decides: bool) -> Row:
         """Have a critic judge what an attempt has left; maybe it decides. Idempotent."""
         try:
             workspace, upload = await _uploaded(to_judge(tree), network=False)
@@ -333,8 +342,8 @@ class Evaluation:
         for number in range(self._plan.retries + 1):
             key = f"{row.conversation_id}/critic/{number}"
             critic_id = await self._submit(key, task, agent, workspace, upload, title=title, limits=CRITIC_LIMITS)
-            one.judged = Seen()
-            judged = (await self._settled(critic_id, one.judged)).summary
+            one.judged = Progress()
+            judged = (await self._end(critic_id, one.judged)).summary
             row.critic_cost_usd = round(row.critic_cost_usd + judged.cost_usd, 8)
             row.has_unknown_cost |= judged.has_unknown_cost
             code = judged.error_code or ""
@@ -352,7 +361,7 @@ class Evaluation:
             row.evidence = verdict.reason
         return row
 
-    def _row(self, one: UnderWay, outcome: Outcome, settled: Settled, *, cause: str = "", evidence: str = "") -> Row:
+    def _row(self, one: UnderWay, outcome: Outcome, settled: End, *, cause: str = "", evidence: str = "") -> Row:
         summary, shared = settled.summary, self._shared or Shared.of(())
         times = times_of(settled.events[shared.events :])
         return one.row(outcome, cause or (summary.error_code if summary.state == AgentState.ERROR else "")).model_copy(

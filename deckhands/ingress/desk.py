@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from broker.celery.door_results import TaskResults
-from broker.contract.agent_state import AgentState, is_settled
+from broker.contract.agent_state import AgentState
 from broker.contract.events import Event
 from broker.contract.timing import Timing
 from broker.contract.workspace_sources import UploadedSource
@@ -25,6 +25,7 @@ from deckhands.client.reader import with_words
 from deckhands.client.reading.summary import Summary, Tally, summarize, words_in
 from deckhands.client.tasks.requests import TaskRequest
 from deckhands.client.tasks.tasks import conversation_of_task
+from deckhands.client.watcher import Until
 from deckhands.ingress.callers import CELERY, STREAM, Caller, Callers
 from deckhands.ingress.earlier_results import ARCHIVE
 from deckhands.ingress.failures import failure_of
@@ -119,15 +120,19 @@ class Desk:
         return expires is not None and expires <= self.store.clock.now()
 
     async def outcome(self, caller: Caller, meta: Mapping[str, str]) -> str:
-        """Return the answer to a caller, as JSON; empty: nothing yet."""
+        """Return the answer to a caller, as JSON; empty: nothing yet.
+
+        Where people can be asked, one whose agent asks has not ended; see `Until`.
+        """
         if caller.outcome or not meta:
             return caller.outcome
         conversation_id = caller.conversation_id
-        if (state := meta.get("state", "")) not in set(AgentState) or not is_settled(AgentState(state)):
+        condition = Until.RESULT if caller.is_headless else Until.OVER
+        if not condition.may_be_met(meta.get("state", "")):
             return ""
         events = await self.client.log.read(conversation_id)
         tally = Tally.of(events)
-        if not _is_over(tally, caller):
+        if not condition.is_met(tally.status):
             return ""
         summary = await self._lengthen(tally.summary(), events, MOST_CHARS[caller.kind])
         if summary.state == AgentState.STOPPED and await self._is_revoked(caller):
@@ -153,18 +158,6 @@ class Desk:
 
     async def _is_revoked(self, caller: Caller) -> bool:
         return caller.kind == CELERY and await self.revocations.is_revoked(caller.name)
-
-
-def _is_over(tally: Tally, caller: Caller) -> bool:
-    """Say whether a caller need wait no longer.
-
-    A conversation that is paused waits for somebody who resumes it, and one whose task says that people can be asked
-    waits for their answer: neither has ended.
-    """
-    status = tally.status
-    if not status.is_settled:
-        return False
-    return status.is_terminal or (caller.is_headless and status.state is not AgentState.PAUSED)
 
 
 def answer_of(summary: Summary, time_limit: str = "") -> dict[str, Any]:

@@ -18,6 +18,7 @@ from broker.log.live_text import LiveText
 from broker.log.selection import SCHEDULED, WAITING, Place, Selected, Selection
 from broker.log.status import status_of
 from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
+from broker.runtime.ids import is_conversation_id
 from broker.runtime.tracing import checked_traceparent
 from broker.tools.tool_offers import ToolOffers
 from deckhands.client.client import Client
@@ -60,6 +61,7 @@ from deckhands.server.models import (
 from deckhands.server.problems import Problem, status_of_error
 
 routes = APIRouter(prefix="/conversations", tags=["conversations"])
+MAX_IDS = 100
 STATES = frozenset({*(state.value for state in AgentState), WAITING, SCHEDULED})
 
 Act = Callable[[Client], Awaitable[Any]]
@@ -164,6 +166,7 @@ async def listing(
     model: Annotated[str, Query(description="a part of the name of the model that answered last", max_length=300)] = "",
     min_cost_usd: Annotated[float, Query(ge=0, le=1e9, description="what it has cost at least")] = 0.0,
     task: Annotated[str, Query(description="the id of a Celery task: its conversation", max_length=256)] = "",
+    ids: Annotated[list[str], Query(alias="id", description="only these, up to 100", max_length=MAX_IDS)] = [],  # noqa: B006
     cursor: Annotated[str, Query(description="`next_cursor` of the page before", max_length=200)] = "",
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> Response:
@@ -188,6 +191,8 @@ async def listing(
     selected = Selected(gateway.store, selection)
     if task:
         return _listed(await selected.pick([conversation_of_task(task)]), None)
+    if ids:
+        return _listed(await selected.pick([name for name in ids if is_conversation_id(name)]), None)
     rows, place = await selected.page(place_of(cursor), limit=limit)
     return _listed(rows, place)
 

@@ -133,7 +133,7 @@ async def settles(gateway: Gateway, request: Request, conversation_id: str, *, t
         if not waiting.done():
             return False
         error = waiting.exception()
-        if error is not None and not isinstance(error, NotSettled | EventsLost):
+        if error is not None and not isinstance(error, NotSettled):
             raise error
         return error is None
     finally:

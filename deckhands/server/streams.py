@@ -21,6 +21,7 @@ from broker.runtime.ids import jitter, shortened
 from deckhands.client.client import Client
 from deckhands.client.reader import with_words
 from deckhands.client.reading.summary import Tally
+from deckhands.client.watcher import has_ended
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import chars_in, event_json
 from deckhands.server.problems import RETRY_SECONDS, Problem, problem_of
@@ -205,9 +206,7 @@ class EventStream:
     async def _is_over(self) -> bool:
         """End the stream if the conversation has settled; say whether it has."""
         assert self._tally is not None
-        if not self._tally.status.is_settled:
-            return False
-        if await self._gateway.follower.log.last_id(self._conversation_id) > self._after:
+        if not await has_ended(self._gateway.follower, self._conversation_id, self._tally):
             return False
         await self._queue.put(Item("end", {"reason": "settled", **self._summary()}))
         return True

@@ -31,6 +31,7 @@ from deckhands.client.forking import Point
 from deckhands.client.reading.output import EventPrinter, note, print_json, summary_lines
 from deckhands.client.reading.summary import Summary, Tally, summarize
 from deckhands.client.reading.terminal import clean_line, counted, print_ascii, print_text
+from deckhands.client.watcher import Until, has_ended
 from deckhands.interop.openhands.trajectory_export import trajectory_of
 from deckhands.settings import FaceSettings
 
@@ -190,6 +191,6 @@ async def _follow(settings: FaceSettings, conversation_id: str, printer: EventPr
         async for event in events:
             printer.event(event)
             tally.add(event)
-            if tally.status.is_terminal and tally.last_event_id >= await client.log.last_id(conversation_id):
+            if await has_ended(client, conversation_id, tally, until=Until.OVER):
                 break
     return tally.summary()

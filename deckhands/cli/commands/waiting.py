@@ -29,8 +29,8 @@ from deckhands.client.reading.output import cost_text, note, outliving_reader, p
 from deckhands.client.reading.summary import ExitCode, Summary, Tally
 from deckhands.client.reading.terminal import counted, print_text
 from deckhands.client.task_files.results_file import result_of
-from deckhands.client.task_files.settling import RESTING, Settling
 from deckhands.client.task_files.submission import exit_code_of
+from deckhands.client.watcher import Until
 from deckhands.settings import FaceSettings
 
 SECTION = "Read conversations"
@@ -117,24 +117,24 @@ async def _wait(options: WaitOptions) -> ExitCode:
         if not ids:
             raise UsageError("There is no such conversation.", remedy="`deckhands ls` lists all conversations.")
         with Progress("conversations settled", len(ids)) as progress:
-
-            async def settle(conversation_id: str, summary: Summary) -> None:
-                codes[summary.exit_code] += 1
-                states[summary.state] += 1
-                if options.as_json:
-                    print_json(result_of(conversation_id, summary))
-                progress.add()
-
-            settling = Settling(client, settle, lambda cid, why: lost.append(f"{cid}: {why}"))
-            for conversation_id in ids:
-                settling.add(conversation_id)
-            settling.complete()
-            try:
-                async with asyncio.timeout(options.timeout):
-                    await settling.run()
-            except TimeoutError:
-                note(f"{counted(settling.waiting, 'conversation')} not settled within {options.timeout or 0:g} s.")
-                return ExitCode.OUT_OF_TIME
+            async with client.watcher.ends() as ends:
+                for conversation_id in ids:
+                    ends.add(conversation_id)
+                ends.complete()
+                try:
+                    async with asyncio.timeout(options.timeout):
+                        async for conversation_id, end in ends:
+                            if not isinstance(end, Summary):
+                                lost.append(f"{conversation_id}: {end.message}")
+                                continue
+                            codes[end.exit_code] += 1
+                            states[end.state] += 1
+                            if options.as_json:
+                                print_json(result_of(conversation_id, end))
+                            progress.add()
+                except TimeoutError:
+                    note(f"{counted(ends.waiting, 'conversation')} not settled within {options.timeout or 0:g} s.")
+                    return ExitCode.OUT_OF_TIME
     for each in lost[:SHOWN_LOST]:
         note(each)
     note(f"Settled: {', '.join(f'{number:,} {state}' for state, number in states.most_common()) or 'none'}.")
@@ -196,13 +196,13 @@ async def _in_groups(rows: AsyncIterator[ConversationRow]) -> AsyncIterator[list
 
 async def _summary(client: Client, row: ConversationRow) -> Summary | None:
     """Return the summary of a conversation that has settled; None of another."""
-    if row.state.encode() not in RESTING:
+    if not Until.SETTLED.may_be_met(row.state):
         return None
     try:
         tally = Tally.of(await client.log.read(row.conversation_id, decode=decode_any))
     except (CorruptEntry, UnknownConversation):
         return None
-    return tally.summary() if tally.last_event_id and tally.status.is_settled else None
+    return tally.summary() if tally.last_event_id and Until.SETTLED.is_met(tally.status) else None
 
 
 def _cells(summary: Summary) -> tuple[str, ...]:

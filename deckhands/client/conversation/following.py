@@ -13,9 +13,10 @@ from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, 
 
 from broker.contract.events import Event
 from broker.log.live_text import Piece
-from broker.runtime.errors import EventsLost, OutcomeUnknown, StoreUnavailable, UnknownConversation, UsageError
+from broker.runtime.errors import EventsLost, OutcomeUnknown, StoreUnavailable, UsageError
 from deckhands.client.conversation.place import Place
 from deckhands.client.reading.summary import Tally
+from deckhands.client.watcher import follow
 
 Callback = Callable[[Event], Awaitable[None] | None]
 """Gets each event."""
@@ -59,7 +60,8 @@ class Following:
         try:
             while True:
                 try:
-                    async with contextlib.aclosing(self._new(place)) as events:
+                    following = follow(place.client, self.conversation_id, self.tally, is_whole=True)
+                    async with contextlib.aclosing(following) as events:
                         async for event in events:
                             if event.id > self._told_id:
                                 self._told_id = event.id
@@ -99,26 +101,6 @@ class Following:
             for task in (following, watching):
                 task.cancel()
             await asyncio.gather(following, watching, return_exceptions=True)
-
-    async def _new(self, place: Place) -> AsyncGenerator[Event]:
-        if self._has_all(await self._last_id(place)):
-            return
-        after = self.tally.last_event_id
-        async with contextlib.aclosing(place.client.tail(self.conversation_id, after=after, is_whole=True)) as events:
-            async for event in events:
-                self.tally.add(event)
-                yield event
-                if self.tally.status.is_settled and self._has_all(await self._last_id(place)):
-                    return
-
-    def _has_all(self, last_id: int) -> bool:
-        return self.tally.status.is_settled and self.tally.last_event_id >= last_id
-
-    async def _last_id(self, place: Place) -> int:
-        try:
-            return await place.last_id(self.conversation_id)
-        except UnknownConversation:  # it is in the archive, or nowhere
-            return self.tally.last_event_id
 
     async def _tell(self, event: Event) -> None:
         for callback in self._callbacks:

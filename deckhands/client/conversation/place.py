@@ -141,12 +141,6 @@ class Place:
             return False
         return True
 
-    async def last_id(self, conversation_id: str) -> int:
-        """Return the id of the last event of a conversation; raises UnknownConversation."""
-        if isinstance(self.client, RemoteClient):
-            return await self.client.last_id(conversation_id)
-        return await self.client.log.last_id(conversation_id)
-
     async def announce(self, conversation_id: str) -> None:
         """Say that somebody is about to watch replies as they are written."""
         if isinstance(self.client, Client):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,16 @@ from broker.contract.interventions import DEFAULT_TIMEOUT_SECONDS
 from broker.contract.specs import Tenancy
 from broker.contract.timing import MessagePolicy
 from broker.coordination.stored_files import content_name
+from broker.log.conversations import Progress
 from broker.log.export import event_from_export
 from broker.log.live_text import Piece
+from broker.runtime.clock import to_millis
 from broker.runtime.errors import EventsLost, StoreUnavailable, UnknownConversation, UsageError
 from broker.runtime.ids import jitter
 from deckhands.client.changing import Change
-from deckhands.client.errors import NotStopped
+from deckhands.client.errors import NotSettled, NotStopped
 from deckhands.client.named_directory import DirectoryNotTaken
-from deckhands.client.reading.summary import Summary, Tally
+from deckhands.client.reading.summary import Summary
 from deckhands.client.reasons.link import Why
 from deckhands.client.remote.packed_directory import PackedDirectory, packed
 from deckhands.client.remote.remote_files import LONG_SECONDS, RemoteFiles
@@ -36,7 +40,11 @@ from deckhands.client.tasks import inputs
 from deckhands.client.tasks.images import Image, image_urls_of
 from deckhands.client.tasks.tasks import check_task
 from deckhands.client.transfers.commands import CommandResult
+from deckhands.client.watcher import Until, Watcher
 
+LOOKED_UP_AT_ONCE = 100
+"""As many as a server takes in one request."""
+SHORTEST_PAUSE_SECONDS = 0.5
 ASKED = "asked for by a program"
 """The reason that stands in the log where the caller gives none."""
 
@@ -53,6 +61,7 @@ class RemoteClient:
         self._calls = ServerCalls(url, api_key)
         # By the key of what they begin: under it, the same has to be sent again until it is known to have begun.
         self._copies: dict[str, PackedDirectory] = {}
+        self.watcher = Watcher(_Source(self), None, shortest_pause_seconds=SHORTEST_PAUSE_SECONDS)
 
     @property
     def files(self) -> RemoteFiles:
@@ -60,7 +69,8 @@ class RemoteClient:
         return RemoteFiles(self._calls)
 
     async def aclose(self) -> None:
-        """Close the connections."""
+        """Close the connections; waits under way raise StoreUnavailable."""
+        await self.watcher.aclose()
         await self._calls.aclose()
 
     async def exists(self, conversation_id: str) -> bool:
@@ -213,7 +223,21 @@ class RemoteClient:
 
     async def last_id(self, conversation_id: str) -> int:
         """Return the id of its last event."""
-        return (await self.summary(conversation_id)).last_event_id
+        (progress,) = await self.progress([conversation_id])
+        return (await self.summary(conversation_id)).last_event_id if progress is None else progress.last_id
+
+    async def progress(self, conversation_ids: Sequence[str]) -> list[Progress | None]:
+        """Return how far conversations have got; None for those that the server's store does not have."""
+        found: dict[str, Progress] = {}
+        for at in range(0, len(conversation_ids), LOOKED_UP_AT_ONCE):
+            query = {"id": list(conversation_ids[at : at + LOOKED_UP_AT_ONCE])}
+            page = (await self._calls.ask("GET", "/conversations", query=query)).json()
+            found |= {row["conversation_id"]: _progress(row) for row in page["conversations"]}
+        return [found.get(conversation_id) for conversation_id in conversation_ids]
+
+    async def wait_until_settled(self, conversation_id: str, *, timeout_seconds: float | None = None) -> Summary:
+        """See `Client.wait_until_settled`."""
+        return (await self.watcher.wait(conversation_id, timeout_seconds=timeout_seconds)).summary
 
     async def pause(self, conversation_id: str) -> None:
         """See `Client.pause`."""
@@ -242,19 +266,11 @@ class RemoteClient:
         await self._post(conversation_id, "cancel", {"reason": ASKED})
         if wait_seconds is None:
             return await self.summary(conversation_id)
-        tally = Tally()
         try:
-            async with (
-                asyncio.timeout(wait_seconds),
-                contextlib.aclosing(self.tail(conversation_id)) as events,
-            ):
-                async for event in events:
-                    tally.add(event)
-                    if tally.status.is_terminal and tally.last_event_id >= await self.last_id(conversation_id):
-                        break
-        except TimeoutError as error:
+            end = await self.watcher.wait(conversation_id, until=Until.OVER, timeout_seconds=wait_seconds)
+        except NotSettled as error:
             raise NotStopped(conversation_id, wait_seconds) from error
-        return tally.summary()
+        return end.summary
 
     async def close(self, conversation_id: str) -> None:
         """See `Client.close`."""
@@ -310,6 +326,33 @@ class RemoteClient:
         answer = await self._calls.ask("POST", f"/conversations/{conversation_id}/{verb}", body=body)
         found: dict[str, Any] = answer.json()
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The conversations of a server, for its watcher."""
+
+    client: RemoteClient
+
+    async def progress(self, conversation_ids: Sequence[str]) -> Sequence[Progress | None]:
+        return await self.client.progress(conversation_ids)
+
+    async def read(self, conversation_id: str) -> Sequence[Event]:
+        return await self.client.events(conversation_id, is_whole=True)
+
+
+def _progress(row: Mapping[str, Any]) -> Progress:
+    numbers = row["numbers"]
+    return Progress(
+        last_id=row["version"],
+        state=row["state"],
+        wait_reason=row["wait_reason"],
+        iterations=int(numbers.get("iterations", 0)),
+        cost_usd=float(numbers.get("cost_usd", 0)),
+        tokens=int(numbers.get("prompt_tokens", 0)) + int(numbers.get("completion_tokens", 0)),
+        created_ms=to_millis(datetime.fromisoformat(row["created"])),
+        updated_ms=to_millis(datetime.fromisoformat(row["updated"])),
+    )
 
 
 def _said(by: str, reason: str) -> str:

@@ -17,6 +17,7 @@ import httpx2
 from broker.coordination.transfers import TransferFailed
 from broker.runtime.errors import (
     ConversationBusy,
+    CorruptEntry,
     DeckhandsError,
     EventsLost,
     StoreUnavailable,
@@ -190,6 +191,7 @@ def problem_as_error(problem: Mapping[str, Any], conversation_id: str) -> Deckha
         status in (400, 409, 413, 415, 422): UsageError,
         status == 503: ServerUnavailable,
         code == CommandFailed.code: CommandFailed,
+        code == CorruptEntry.code: CorruptEntry,
         code in TRANSFER_CODES: TransferFailed,
     }
     kind = kinds.get(True)

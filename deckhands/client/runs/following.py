@@ -15,6 +15,7 @@ from broker.contract.events import ConfirmationStatus, Event, ModelReply
 from broker.runtime.errors import EventsLost
 from deckhands.client.client import Client
 from deckhands.client.reading.summary import Tally
+from deckhands.client.watcher import has_ended
 
 ANSWER_SECONDS = 1.0
 """How often to look whether the log still has an answer that nothing has followed yet."""
@@ -82,7 +83,10 @@ class _Following:
     async def until_settled(self, coming: _Coming) -> None:
         """Take in what comes until the conversation settles, and answer what it asks."""
         while True:
-            event = await coming.next(ANSWER_SECONDS if self._answered_at is not None else None)
+            try:
+                event = await coming.next(ANSWER_SECONDS if self._answered_at is not None else None)
+            except StopAsyncIteration:  # it is archived
+                return
             if self._answered_at is not None and isinstance(event, ChangeAgentStateAction):
                 self._answer = event
                 continue
@@ -91,9 +95,7 @@ class _Following:
                     await self._take_in(found)
                 self._answer = self._answered_at = None
             tally = self._tally
-            if not tally.status.is_settled or tally.last_event_id < await self._client.log.last_id(
-                self._conversation_id
-            ):
+            if not await has_ended(self._client, self._conversation_id, tally):
                 continue
             self._answer = None  # the log has lost it, if there was one
             asked = self._waiting.get(tally.status.asked_id or 0)

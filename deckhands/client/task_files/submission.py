@@ -20,7 +20,6 @@ from deckhands.client.client import Client
 from deckhands.client.many import for_each
 from deckhands.client.reading.summary import ExitCode, Summary
 from deckhands.client.task_files.results_file import results_file
-from deckhands.client.task_files.settling import Settling
 from deckhands.client.task_files.task_file import TaskFile, TaskLine
 
 LOOKED_UP_AT_ONCE = 64
@@ -140,40 +139,39 @@ async def submit_and_wait(
     ids: dict[str, str] = {}
     outcome = Outcome()
     with results_file(results) if results is not None else nullcontext() as file:
+        async with client.watcher.ends() as ends:
 
-        async def settle(conversation_id: str, summary: Summary) -> None:
-            if file is not None:
-                file.add(ids[conversation_id], conversation_id, summary)
-            del ids[conversation_id]
-            outcome.settled(summary.state, summary.exit_code)
-            on_settled()
+            def add(line: TaskLine, was_there: bool) -> None:
+                on_line(line, was_there)
+                if file is not None and (written := file.done.get(line.conversation_id)) is not None:
+                    outcome.settled(*written)
+                    on_settled()
+                    return
+                ids[line.conversation_id] = line.line_id
+                ends.add(line.conversation_id)
 
-        def lose(conversation_id: str, why: str) -> None:
-            outcome.lost.append((ids.pop(conversation_id), why))
-            on_settled()
+            async def fill() -> None:
+                submitted = await submit(client, tasks, add, wait=wait)
+                outcome.submitted, outcome.existing = submitted.submitted, submitted.existing
+                ends.complete()
 
-        settling = Settling(client, settle, lose)
+            async def take() -> None:
+                async for conversation_id, end in ends:
+                    line_id = ids.pop(conversation_id)
+                    if isinstance(end, Summary):
+                        if file is not None:
+                            file.add(line_id, conversation_id, end)
+                        outcome.settled(end.state, end.exit_code)
+                    else:
+                        outcome.lost.append((line_id, end.message))
+                    on_settled()
 
-        def add(line: TaskLine, was_there: bool) -> None:
-            on_line(line, was_there)
-            if file is not None and (written := file.done.get(line.conversation_id)) is not None:
-                outcome.settled(*written)
-                on_settled()
-                return
-            ids[line.conversation_id] = line.line_id
-            settling.add(line.conversation_id)
-
-        async def fill() -> None:
-            submitted = await submit(client, tasks, add, wait=wait)
-            outcome.submitted, outcome.existing = submitted.submitted, submitted.existing
-            settling.complete()
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(settling.run())
-                group.create_task(fill())
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(take())
+                    group.create_task(fill())
+            except BaseExceptionGroup as errors:
+                raise errors.exceptions[0] from None
     return outcome
 
 

@@ -26,7 +26,6 @@ from deckhands.evaluation.attempts.standing import Meter, Standing, standing_of
 from deckhands.evaluation.attempts.steering import AttemptKey, Requeue, Steering, Wanted, Wishes
 from deckhands.evaluation.attempts.stopping import ENOUGH, Until
 from deckhands.evaluation.attempts.under_way import UnderWay, unscored
-from deckhands.evaluation.attempts.watch import Watch
 
 LOOK_SECONDS = 1.0
 MANY_ROWS = 500
@@ -54,7 +53,6 @@ class Driver:
         on_standing: OnStanding = lambda _: None,
     ) -> None:
         self.plan = plan
-        self.watch = Watch(client)
         self._client = client
         self._results = results
         self._act = act
@@ -92,24 +90,22 @@ class Driver:
         about = About(tenant=self.plan.tenant, dataset=self.plan.dataset, models=tuple(self.plan.models))
         await self._catalog.begin(self.plan.name, about)
         await self._take_in()
-        helpers = [asyncio.create_task(self.watch.run()), asyncio.create_task(self._look_again())]
-        for helper in helpers:
-            helper.add_done_callback(lambda _: self._changed.set())
+        helper = asyncio.create_task(self._look_again())
+        helper.add_done_callback(lambda _: self._changed.set())
         try:
-            await self._until_done(helpers)
+            await self._until_done(helper)
             await self._show()
         finally:
-            tasks = [*helpers, *(one.carrying_out for one in self._under_way.values() if one.carrying_out)]
+            tasks = [helper, *(one.carrying_out for one in self._under_way.values() if one.carrying_out)]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _until_done(self, helpers: list[asyncio.Task[None]]) -> None:
+    async def _until_done(self, helper: asyncio.Task[None]) -> None:
         while True:
             self._changed.clear()
-            for helper in helpers:
-                if helper.done():
-                    helper.result()  # raises what it has failed with
+            if helper.done():
+                helper.result()  # raises what it has failed with
             self._end_ended()
             self._stop_early()
             self._begin()

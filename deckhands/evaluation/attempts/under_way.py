@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Literal
 
+from broker.log.conversations import Progress
 from deckhands.evaluation.attempts.plan import Attempt
 from deckhands.evaluation.attempts.results import Outcome, Row
-from deckhands.evaluation.attempts.watch import Seen
 
 Phase = Literal["begins", "works", "waits", "is scored"]
 
@@ -34,8 +34,8 @@ class UnderWay:
     began: float
     phase: Phase = "begins"
     conversation_id: str = ""
-    seen: Seen = field(default_factory=Seen)
-    judged: Seen = field(default_factory=Seen)
+    seen: Progress = field(default_factory=Progress)
+    judged: Progress = field(default_factory=Progress)
     shared: tuple[int, float] = (0, 0.0)
     failures: list[str] = field(default_factory=list)
     lost_cost_usd: float = 0.0

@@ -1,0 +1,407 @@
+"""The watcher: the one place that decides when a conversation has come to its end, and the one way to wait for it.
+
+A conversation can be continued whatever its state, so an end is a moment: the log says that nothing more follows from
+it, and nothing stands behind it. Callers differ in one point only, see `Until`.
+
+| what | `SETTLED` | `RESULT` | `OVER` |
+|---|---|---|---|
+| finished, rejected, error, stopped | ends | ends | ends |
+| awaits input or a confirmation | ends | ends | waits |
+| paused | ends | waits: a person holds it and resumes it | waits |
+| every other state | waits | waits | waits |
+| a message or a request that the agent has not read | waits | waits | waits |
+| archived | ends, with the archived log | ends | ends |
+
+Holds:
+    - Unknown, deleted, or deleted while it is watched: `UnknownConversation`. A log that cannot be read:
+      `CorruptEntry`. Either concerns that conversation alone.
+    - A store that lost the end of a log: a wait continues with the log as it is now, and names the gap in it. A reader
+      of events (`follow`, `Client.tail`) gets `EventsLost` once the gap is named, because it has passed on events that
+      are gone.
+    - A store that is away is waited for as long as its `patience_seconds` say; then every wait raises `StoreError`.
+    - A limit of time raises `NotSettled` and changes nothing.
+    - The log decides. The index only says which log to read: its state is written with the events.
+    - A wait adds no connection and no task. All conversations of a watcher are looked at in turn over the
+      connection of its source, up to `LOOKS_PER_SECOND`. `follow` costs a connection, because it passes on every event.
+Does not:
+    - Report an end twice, or take one back. A message that follows a reported end starts a new wait.
+    - See a loss that happened and was overgrown between two looks.
+    - Report an end at once: a look comes after 0.05 to 2 s (over HTTP 0.5 to 2 s), the more conversations are
+      watched the later.
+    - Name a gap over HTTP; those who read the log from the store do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol, Self
+
+from broker.contract.agent_state import TERMINAL_STATES, WAITING_FOR_PERSON_STATES, AgentState
+from broker.contract.events import ConversationCreated, Event
+from broker.log.conversations import Progress
+from broker.log.status import Status
+from broker.runtime.errors import (
+    CorruptEntry,
+    DeckhandsError,
+    EventsLost,
+    StoreRefused,
+    StoreUnavailable,
+    UnknownConversation,
+    UnknownKind,
+)
+from deckhands.client.errors import NotSettled
+from deckhands.client.many import for_each
+from deckhands.client.reading.summary import Summary, Tally
+
+SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.05, 2.0
+LOOKS_PER_SECOND = 500
+AT_ONCE = 500
+"""How many conversations one look asks for."""
+READ_AT_ONCE = 8
+STATES = frozenset(AgentState)
+
+UNREADABLE = (CorruptEntry, StoreRefused, UnknownConversation, UnknownKind)
+"""The errors of one conversation; all others concern every wait."""
+
+
+class Until(Enum):
+    """What counts as the end; see the table above. The value holds the states that can be one."""
+
+    SETTLED = TERMINAL_STATES | WAITING_FOR_PERSON_STATES
+    """Nothing more happens without input: for people, and for programs that answer."""
+    RESULT = TERMINAL_STATES | WAITING_FOR_PERSON_STATES - {AgentState.PAUSED}
+    """There is a result: for programs that only want it, such as an evaluation or a task of a queue."""
+    OVER = TERMINAL_STATES
+    """The conversation is over, unless a person continues it."""
+
+    def is_met(self, status: Status) -> bool:
+        """Return whether a log with this status has come to its end."""
+        return status.state in self.value and not status.is_unanswered
+
+    def may_be_met(self, state: str) -> bool:
+        """Return whether to read the log of a conversation whose state in the index is this one."""
+        return state in self.value or state not in STATES
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of a conversation, with its whole log; what a summary quotes of it is whole, too."""
+
+    conversation_id: str
+    summary: Summary
+    events: Sequence[Event]
+
+
+class Source(Protocol):
+    """The conversations of a store, or of a server."""
+
+    async def progress(self, conversation_ids: Sequence[str]) -> Sequence[Progress | None]:
+        """Return what the index has of conversations; None: it has nothing, so one is archived or unknown."""
+        ...
+
+    async def read(self, conversation_id: str) -> Sequence[Event]:
+        """Return the log, from wherever it is; raises UnknownConversation and CorruptEntry."""
+        ...
+
+
+OnEnd = Callable[[End | Exception], None]
+OnLoss = Callable[[EventsLost], Awaitable[object]]
+
+
+@dataclass(slots=True, eq=False)
+class _Wait:
+    """One wait for one conversation.
+
+    Attributes:
+        progress: is kept up to date for the caller.
+        judged: the progress of the conversation when its log was read for this wait, and was not at its end.
+    """
+
+    until: Until
+    on_end: OnEnd
+    progress: Progress | None
+    judged: Progress | None = None
+
+
+@dataclass(slots=True)
+class _Watched:
+    waits: list[_Wait]
+    last: Progress | None = None
+
+
+class Watcher:
+    """Watches the conversations of one source, as many as its callers wait for.
+
+    Args:
+        on_loss: names a gap in a log; None: another reader of the log does.
+        shortest_pause_seconds: between two looks at the same conversation.
+    """
+
+    def __init__(
+        self, source: Source, on_loss: OnLoss | None, *, shortest_pause_seconds: float = SHORTEST_PAUSE_SECONDS
+    ) -> None:
+        self._source = source
+        self._on_loss = on_loss
+        self._shortest_pause_seconds = shortest_pause_seconds
+        self._watched: dict[str, _Watched] = {}
+        self._new: list[str] = []
+        self._has_news = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+
+    async def wait(
+        self,
+        conversation_id: str,
+        *,
+        until: Until = Until.SETTLED,
+        timeout_seconds: float | None = None,
+        progress: Progress | None = None,
+    ) -> End:
+        """Wait for the end of a conversation.
+
+        Args:
+            timeout_seconds: None: no limit.
+            progress: is kept up to date meanwhile.
+
+        Raises:
+            NotSettled: it has not ended within `timeout_seconds`.
+            UnknownConversation: there is no such conversation, or no longer.
+            CorruptEntry: its log is damaged.
+            StoreError: the store cannot be used.
+        """
+        found: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+
+        def take(end: End | Exception) -> None:
+            if found.done():
+                return
+            if isinstance(end, End):
+                found.set_result(end)
+            else:
+                found.set_exception(end)
+
+        wait = self._add(conversation_id, _Wait(until, take, progress))
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                return await found
+        except TimeoutError:
+            raise NotSettled(conversation_id, timeout_seconds) from None
+        finally:
+            self._discard(conversation_id, wait)
+
+    def ends(self, until: Until = Until.SETTLED) -> Ends:
+        """Return the ends of many conversations, in the order in which they come; a context manager."""
+        return Ends(self, until)
+
+    async def aclose(self) -> None:
+        """Stop watching; waits under way raise StoreUnavailable. Idempotent."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        self._fail(StoreUnavailable("The client was closed.", remedy="Wait with a client that is open."))
+
+    def _add(self, conversation_id: str, wait: _Wait) -> _Wait:
+        self._watched.setdefault(conversation_id, _Watched([])).waits.append(wait)
+        self._new.append(conversation_id)
+        self._has_news.set()
+        if self._running is None:
+            self._running = asyncio.create_task(self._run())
+        return wait
+
+    def _discard(self, conversation_id: str, wait: _Wait) -> None:
+        watched = self._watched.get(conversation_id)
+        if watched is None or wait not in watched.waits:
+            return
+        watched.waits.remove(wait)
+        if not watched.waits:
+            del self._watched[conversation_id]
+        if not self._watched:
+            self._has_news.set()  # the run ends
+
+    async def _run(self) -> None:
+        """Look at all in turn, and at new ones at once, until none is left."""
+        clock, due = asyncio.get_running_loop().time, 0.0
+        try:
+            while self._watched:
+                self._has_news.clear()
+                is_round = clock() >= due
+                ids, self._new = (list(self._watched) if is_round else list(dict.fromkeys(self._new))), []
+                for at in range(0, len(ids), AT_ONCE):
+                    await for_each(await self._look(ids[at : at + AT_ONCE]), self._judge, at_once=READ_AT_ONCE)
+                if is_round:
+                    pause = len(self._watched) / LOOKS_PER_SECOND
+                    due = clock() + min(max(pause, self._shortest_pause_seconds), LONGEST_PAUSE_SECONDS)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, due - clock())):
+                        await self._has_news.wait()
+        except Exception as error:  # noqa: BLE001  (every wait gets it)
+            self._fail(error)
+        finally:
+            self._running = None
+
+    def _fail(self, error: Exception) -> None:
+        watched, self._watched = self._watched, {}
+        for one in watched.values():
+            for wait in one.waits:
+                wait.on_end(error)
+
+    async def _look(self, ids: Sequence[str]) -> list[str]:
+        """Note the progress of conversations, and return those whose log may have come to its end."""
+        found = []
+        for conversation_id, progress in zip(ids, await self._source.progress(ids), strict=True):
+            watched = self._watched.get(conversation_id)
+            if watched is None:
+                continue
+            last, watched.last = watched.last, progress
+            if progress is None:
+                found.append(conversation_id)
+                continue
+            is_shorter = last and progress.last_id < last.last_id and progress.created_ms == last.created_ms
+            if self._on_loss is not None and last and is_shorter:
+                with contextlib.suppress(*UNREADABLE):
+                    await self._on_loss(EventsLost(conversation_id, progress.last_id, last.last_id))
+            for wait in watched.waits:
+                if wait.progress is not None:
+                    wait.progress.copy(progress)
+            if any(_is_to_be_judged(wait, progress) for wait in watched.waits):
+                found.append(conversation_id)
+        return found
+
+    async def _judge(self, conversation_id: str) -> None:
+        """Read a log, and end the waits for which it has come to its end."""
+        watched = self._watched.get(conversation_id)
+        if watched is None:
+            return
+        progress = watched.last
+        waits = list(watched.waits)  # one that is added while the log is read may know of later events
+        found: End | Exception
+        tally: Tally | None = None
+        try:
+            events = await self._source.read(conversation_id)
+        except UNREADABLE as error:
+            found = error
+        else:
+            if events and isinstance(events[0], ConversationCreated):
+                tally = Tally.of(events)
+                found = End(conversation_id, tally.summary(), events)
+            else:
+                found = CorruptEntry(f"The log of {conversation_id} does not begin with the conversation.")
+        for wait in waits:
+            if tally is None or progress is None or wait.until.is_met(tally.status):
+                self._discard(conversation_id, wait)
+                wait.on_end(found)
+            else:
+                wait.judged = progress
+
+
+def _is_to_be_judged(wait: _Wait, progress: Progress) -> bool:
+    judged = wait.judged
+    has_news = judged is None or (judged.last_id, judged.updated_ms) != (progress.last_id, progress.updated_ms)
+    return has_news and wait.until.may_be_met(progress.state)
+
+
+class Ends:
+    """The ends of many conversations. Iterate over it; conversations may be added meanwhile.
+
+    Yields each conversation with its summary, or with the error that says why it cannot be read any more. The iteration
+    ends after `complete`, when none is left, and raises StoreError if the store cannot be used.
+    """
+
+    def __init__(self, watcher: Watcher, until: Until) -> None:
+        self._watcher = watcher
+        self._until = until
+        self._waits: dict[str, _Wait] = {}
+        self._queue: asyncio.Queue[tuple[str, Summary | Exception] | None] = asyncio.Queue()
+        self._is_complete = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for conversation_id, wait in self._waits.items():
+            self._watcher._discard(conversation_id, wait)  # noqa: SLF001  (of this module)
+
+    def add(self, conversation_id: str) -> None:
+        """Wait for one more conversation. Idempotent while it is waited for."""
+        if conversation_id not in self._waits:
+
+            def take(end: End | Exception) -> None:
+                self._queue.put_nowait((conversation_id, end.summary if isinstance(end, End) else end))
+
+            self._waits[conversation_id] = self._watcher._add(conversation_id, _Wait(self._until, take, None))  # noqa: SLF001
+
+    def complete(self) -> None:
+        """Add no more conversations."""
+        self._is_complete = True
+        self._queue.put_nowait(None)
+
+    @property
+    def waiting(self) -> int:
+        """How many have not come to their end."""
+        return len(self._waits)
+
+    async def __aiter__(self) -> AsyncIterator[tuple[str, Summary | DeckhandsError]]:
+        while self._waits or not self._is_complete:
+            item = await self._queue.get()
+            if item is None:
+                continue
+            conversation_id, found = item
+            if not isinstance(found, (Summary, *UNREADABLE)):
+                raise found
+            del self._waits[conversation_id]
+            yield conversation_id, found
+
+
+class Followable(Protocol):
+    """What `follow` needs of a client."""
+
+    def tail(self, conversation_id: str, *, after: int = 0, is_whole: bool = False) -> AsyncGenerator[Event, None]:
+        """See `Client.tail`."""
+        ...
+
+    async def last_id(self, conversation_id: str) -> int:
+        """Return the id of the last event."""
+        ...
+
+
+async def follow(
+    client: Followable,
+    conversation_id: str,
+    tally: Tally,
+    *,
+    until: Until = Until.SETTLED,
+    is_whole: bool = False,
+) -> AsyncGenerator[Event, None]:
+    """Yield each new event of a conversation until its end; ends also when the conversation is archived.
+
+    Args:
+        tally: of the events that are known; takes in each new one before it is yielded.
+
+    Raises:
+        EventsLost: an event that was yielded is gone; the gap is named. Follow again with a new tally.
+        UnknownConversation: there is no such conversation, or no longer.
+    """
+    if tally.last_event_id and await has_ended(client, conversation_id, tally, until=until):
+        return
+    tail = client.tail(conversation_id, after=tally.last_event_id, is_whole=is_whole)
+    async with contextlib.aclosing(tail) as events:
+        async for event in events:
+            tally.add(event)
+            yield event
+            if await has_ended(client, conversation_id, tally, until=until):
+                return
+
+
+async def has_ended(client: Followable, conversation_id: str, tally: Tally, *, until: Until = Until.SETTLED) -> bool:
+    """Return whether a log that was read so far ends there, and has come to its end.
+
+    One that leaves the store meanwhile has.
+    """
+    if not until.is_met(tally.status):
+        return False
+    try:
+        return tally.last_event_id >= await client.last_id(conversation_id)
+    except UnknownConversation:
+        return True
