@@ -1,7 +1,7 @@
 """One claimed action on its way through the steps.
 
-Holds: a step uses only what an earlier step has set: `action` is set by `read_action`, `tool` and `request` by
-`make_request`, `host` by `open_workspace`, `result` by `observe`.
+Holds: a step uses only what an earlier step has set: `read_action` sets `action`, `make_request` sets `tool` and
+`request`, `open_workspace` sets `host`, `observe` sets `result`.
 """
 
 from __future__ import annotations
