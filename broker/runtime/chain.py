@@ -1,6 +1,6 @@
 """A chain of steps around one call: middleware.
 
-A step gets the call and the rest of the chain. It passes the call on, returns an outcome of its own instead, or changes
+A step gets the call and the rest of the chain. It passes the call on, returns another outcome instead, or changes
 the outcome of the rest.
 
 Holds: steps run in the order of their list and return in the opposite order; exceptions and cancellation pass through
