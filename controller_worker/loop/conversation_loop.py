@@ -27,7 +27,7 @@ from controller_worker.core.controller import concern_wanting, next_effect
 from controller_worker.core.effects import Append
 from controller_worker.core.state import State
 from controller_worker.loop.alarm import Alarm
-from controller_worker.loop.call_under_way import CallUnderWay
+from controller_worker.loop.call_in_flight import CallInFlight
 from controller_worker.loop.failed_conversation import rest_in_error
 from controller_worker.loop.owned_log import Gone, OwnedLog, TakenOver
 from controller_worker.loop.performer import Performer, Then
@@ -64,7 +64,7 @@ class ConversationLoop:
         self._alarm = Alarm(services.store.clock, look_again)
         self._log = OwnedLog(claimed, services)
         self._suspicion = CrashAttribution(services.turns, self._log.mark, deaths=claimed.crashes)
-        self._call = CallUnderWay(services, claimed.ownership, on_answer=look_again)
+        self._call = CallInFlight(services, claimed.ownership, on_answer=look_again)
         self._sdk = Session(services.sdk_sessions, services.log, self.conversation_id, look_again)
         self._log.on_events = self._sdk.take_in
         self._performer = Performer(self._log, self._call, self._sdk, services, self._suspicion)

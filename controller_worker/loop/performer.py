@@ -41,12 +41,13 @@ from controller_worker.core.effects import (
     TellDelegates,
 )
 from controller_worker.loop.answering import answered, greeting
-from controller_worker.loop.call_under_way import CallUnderWay
+from controller_worker.loop.call_in_flight import CallInFlight
 from controller_worker.loop.delegates import Delegates
 from controller_worker.loop.dispatches import Dispatches
 from controller_worker.loop.owned_log import OwnedLog
 from controller_worker.loop.sdk.session import Session
 from controller_worker.loop.services import Services
+from controller_worker.model.steps.call_task import Started
 
 
 class Then(Enum):
@@ -64,7 +65,7 @@ class Performer:
     """
 
     def __init__(
-        self, log: OwnedLog, call: CallUnderWay, sdk: Session, services: Services, suspicion: CrashAttribution
+        self, log: OwnedLog, call: CallInFlight, sdk: Session, services: Services, suspicion: CrashAttribution
     ) -> None:
         self.done: set[Errand] = set()
         self._log = log
@@ -161,7 +162,7 @@ class Performer:
                     return asks
                 if not asks:
                     return Then.WAIT
-            before = await call.begin(
+            outcome = await call.start(
                 wanted,
                 log.state,
                 log.agent,
@@ -170,8 +171,10 @@ class Performer:
                 before_waiting=self._suspicion.rest,
                 traceparent=log.traceparent,
             )
-            if before is not None:
-                return before
+            if isinstance(outcome, Append):
+                return outcome
+            if isinstance(outcome, Started):
+                return Then.WAIT
         # A long wait, which the log knows of: the conversation is woken wherever it is then.
         permit = call.permit
         is_long = permit.is_refused and not permit.is_woken and log.state.calls.deferral is not None

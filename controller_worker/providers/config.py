@@ -136,7 +136,7 @@ class LLMConfig(BaseModel):
             steps take longer than five minutes.
         prompt_cache_key: send the conversation's id, so that its calls reach the same cache; None: to OpenAI alone.
         service_tier: sent to the provider, which answers with the tier that it has used; that one is priced.
-        count_tokens: let the provider count a prompt where its size decides something; see `calls.prompt_count`.
+        count_tokens: let the provider count a prompt where its size decides something; see `steps.prompt_count`.
         disable_stop_word: send no stop word with tools in text.
         stream_replies: whether replies are streamed that nobody watches; `auto`: those that may be long.
         context_management: what Claude's provider leaves out of a long prompt, or summarises; None asks for nothing.

@@ -16,7 +16,7 @@ from tests.faults.harness import FaultCluster
 from tests.faults.test_offered_tool_kills import answers, calling
 from tests.integration.test_mcp import offering, program
 from tests.polling import unhurried, until
-from tool_worker.worker.running_calls import RunningCalls
+from tool_worker.worker.steps.running_calls import RunningCalls
 from tool_worker.workspace.launch.host_folder import HostFolder
 
 STOP_SECONDS = 1.0

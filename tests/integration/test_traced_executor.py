@@ -18,7 +18,7 @@ from broker.log.event_log import EventLog
 from broker.runtime.tracing import RecordedSpan, Tracing
 from broker.store.store import Store
 from tests.integration.workspace_hosts import opened
-from tool_worker.worker.traced import TracedExecutor
+from tool_worker.worker.executor import Executor
 
 
 @contextmanager
@@ -47,10 +47,10 @@ async def test_an_action_is_decoded_once_with_traces_and_without(memory_store: S
             await log.create(ConversationCreated(conversation_id=name))
             await log.append(name, [CmdRunAction(command="echo hi")])
             delivery = ActionDelivery(name, 2, await log.entry(name, 2), WorkspaceSpec(), "")
-            executor = TracedExecutor(log, workspaces, worker_id="tool-1", spans=tracing)
+            executor = Executor(log, workspaces, worker_id="tool-1", spans=tracing)
             with calls_of(codec.decode) as decoded:
                 await executor.execute(delivery, ActionClaimed(1))
-            assert decoded == ["_decoded"], name
+            assert decoded == ["event"], name
     assert [span.name for span in spans] == ["execute_tool action.run", "action"]
 
 
@@ -60,7 +60,7 @@ async def test_an_action_that_cannot_be_read_is_answered_and_traced(memory_store
     await log.create(ConversationCreated(conversation_id="damaged"))
     async with opened(tmp_path) as workspaces:
         tracing = Tracing(spans.append)
-        executor = TracedExecutor(log, workspaces, worker_id="tool-1", spans=tracing)
+        executor = Executor(log, workspaces, worker_id="tool-1", spans=tracing)
         await executor.execute(
             ActionDelivery("damaged", 7, b"\x01\x00half an entry", WorkspaceSpec(), ""), ActionClaimed(1)
         )

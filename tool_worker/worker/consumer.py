@@ -42,16 +42,17 @@ from tool_worker.settings import ToolSettings
 from tool_worker.tools.mcp.launch import SandboxedLaunch
 from tool_worker.tools.mcp.servers import McpServers
 from tool_worker.tools.offered import OfferedTools, found_tools
+from tool_worker.worker.executor import Executor
 from tool_worker.worker.finished_workspaces import end_finished
 from tool_worker.worker.node.disk_bounds import DiskBounds
 from tool_worker.worker.node.quota import Quota
 from tool_worker.worker.node.reaper import Reaper
 from tool_worker.worker.node.usage_bounds import TERMINALS, WATCHERS, UsageBounds
 from tool_worker.worker.placing import MAX_WAITING, WAIT_SECONDS, Placing, offer_of
-from tool_worker.worker.saving import checkpointing_of
-from tool_worker.worker.traced import TracedExecutor
 from tool_worker.worker.transfer_service import TransferService
 from tool_worker.workspace.bindings import Bindings
+from tool_worker.workspace.checkpoints.checkpoint_store import BASES, Checkpoints
+from tool_worker.workspace.checkpoints.checkpointing import Checkpointing
 from tool_worker.workspace.launch.session_programs import session_programs
 from tool_worker.workspace.node_identity import identity_of, only_here
 from tool_worker.workspace.opening.repositories import sandbox_of_git
@@ -235,13 +236,13 @@ class Incarnation:
             gate=settings.gate,
             roots=settings.repository_roots,
         )
-        checkpointing = checkpointing_of(log, settings, opener)
+        checkpointing = _checkpointing(log, settings, opener)
         bindings = Bindings(settings.node_dir, settings.named)
         transfer_service = TransferService(Transfers(store), settings.node_dir, checkpointing, sandbox, bindings)
         self._held = UsageBounds(
             settings.node_dir, ResourceUsage(limits.bytes, TERMINALS, WATCHERS), DiskBounds(limits)
         )
-        self._executor = TracedExecutor(
+        self._executor = Executor(
             log,
             workspaces,
             worker_id=self.worker_id,
@@ -397,3 +398,20 @@ class Incarnation:
 
 def _secrets_of(settings: ToolSettings) -> tuple[str, ...]:
     return tuple(secret for server in settings.mcp_servers for secret in server.secrets)
+
+
+def _checkpointing(log: EventLog, settings: ToolSettings, opener: WorkspaceOpener) -> Checkpointing:
+    """Return the object that saves and restores the workspaces of a node, by its settings."""
+    place = settings.variables.checkpoints
+    every = settings.variables.checkpoint_every
+    if not place:
+        return Checkpointing(log, settings.node_dir, None, every=every, opener=opener)
+    clock = log.store.clock
+    return Checkpointing(
+        log,
+        settings.node_dir,
+        Checkpoints(place, clock, limits=settings.workspace_limits),
+        every=every,
+        bases=Checkpoints(place, clock, folder=BASES),
+        opener=opener,
+    )

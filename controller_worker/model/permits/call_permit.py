@@ -22,14 +22,14 @@ from broker.contract.priority import priority_of as priority_for
 from broker.limits.batches import CallStands
 from broker.limits.governor import Priority
 from broker.runtime.errors import UsageError
-from controller_worker.core.concerns.model_calls import BATCH
-from controller_worker.core.effects import CallModel
+from controller_worker.core.effects import Append, CallModel
 from controller_worker.core.latest_calls import LARGEST_RATIO, corrected, latest_of
 from controller_worker.core.state import State
 from controller_worker.model.permits.batched_call import BatchedCall, is_batched, step_of
 from controller_worker.model.permits.budget_reservation import BudgetReservation, accounts_above
 from controller_worker.model.permits.permits import Permits
 from controller_worker.model.permits.quota_permit import Held, QuotaPermit
+from controller_worker.model.steps.call_task import Wait
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.llm import Completion, ModelRequest
 from controller_worker.providers.request_size import prompt_tokens, worst_cost_usd
@@ -77,8 +77,8 @@ class CallPermit:
         prepare: Callable[[], Awaitable[object]],
         *,
         counted_ratio: float | None = None,
-    ) -> ModelCallDeferred | ModelCallAdmitted | None:
-        """Ask for the permit. Afterwards `is_refused` says whether the call waits for a wake, else it may be made.
+    ) -> Append | Wait | None:
+        """Ask for the permit.
 
         Idempotent: asked again, it grants the same.
 
@@ -88,11 +88,14 @@ class CallPermit:
             counted_ratio: how far the estimate of the prompt is off, if it was counted.
 
         Returns:
-            What the log has to say: that a long wait begins, or that it is over.
+            `Append` of the start of a long wait, or of its end; `Wait` during a wait; None: the call may be made.
         """
-        self.is_refused = self.counts_tokens = False
-        priority, accounts = priority_of(state), accounts_above(state)
-        self._quota.priority, self._quota.tenant = priority, state.setup.tenancy.tenant
+        self.is_refused = False
+        self.counts_tokens = False
+        priority = priority_of(state)
+        accounts = accounts_above(state)
+        self._quota.priority = priority
+        self._quota.tenant = state.setup.tenancy.tenant
         self._is_batched = is_batched(config, request, priority)
         pool = self._permits.governor.pool_of(config.model) if config is not None and not self._is_batched else None
         await self._quota.leave_others(pool)
@@ -109,8 +112,10 @@ class CallPermit:
             if deferred is not None:
                 self.is_refused = True
                 self._permits.figures.add("refusals", label=deferred.code)
-                return deferred if self._is_news(state, deferred) else None
-        return ModelCallAdmitted() if state.calls.deferral is not None and not self._is_batched else None
+                return Append((deferred,)) if self._is_news(state, deferred) else Wait()
+        if state.calls.deferral is not None and not self._is_batched:
+            return Append((ModelCallAdmitted(),))
+        return None
 
     def wake(self) -> None:
         """Let the call be asked for again: what it waits for may be there."""
@@ -205,10 +210,8 @@ class CallPermit:
             self._budget = BudgetReservation(self._permits, self._ownership)
             self._permits.finish_later(_lose(quota, budget, state))
 
-    async def check_batch(self, state: State, call: CallModel) -> bool:
+    async def is_in_batch(self, call: CallModel) -> bool:
         """Return whether a call is in a batch that has not brought its reply."""
-        if state.calls.deferral is None or state.calls.deferral.reason != BATCH:
-            return False
         stands = (await self._permits.batches.ask(self._cid, step_of(call))).stands
         return stands in (CallStands.WAITING, CallStands.SENT)
 
@@ -230,7 +233,7 @@ class CallPermit:
         return deferred
 
     def _is_news(self, state: State, deferred: ModelCallDeferred) -> bool:
-        """Say whether the log has to say it: unless it does already, or the wait is short."""
+        """Return whether the log has to name a wait: unless it does already, or the wait is short."""
         if state.calls.deferral is not None and state.calls.deferral.reason == deferred.code:
             return False
         quiet_until = self._permits.clock.now() + timedelta(seconds=QUIET_SECONDS)

@@ -11,11 +11,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tool_worker.errors import WorkspaceTooLarge
+from tool_worker.errors import HostLost, WorkspaceTooLarge
+from tool_worker.worker.steps.action_run import ActionRun, RestOfHostCall
 from tool_worker.workspace.files.file_tree import MAX_PATH_BYTES, TreeLimits, measure
+from tool_worker.workspace.launch.host_connection import HostResult
 from tool_worker.workspace.launch.host_folder import HostFolder
 
 FIRST_LOOK_SECONDS = 5.0
@@ -62,6 +65,20 @@ class Quota:
         self._first_look_seconds = first_look_seconds
         self._pause_factor = pause_factor
         self._measurements: OrderedDict[str, _Measurement] = OrderedDict()
+
+    async def stop_excess(self, run: ActionRun, rest: RestOfHostCall) -> HostResult:
+        """Wait for the host, and stop the action when it makes the workspace too large."""
+        acting = asyncio.ensure_future(rest(run))
+        watching = asyncio.ensure_future(self.until_exceeded(run.host.conversation_id))
+        try:
+            await asyncio.wait({acting, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if not acting.done():
+                with suppress(HostLost):
+                    await run.host.interrupt(run.action.id)
+            return await acting
+        finally:
+            acting.cancel()
+            watching.cancel()
 
     async def notice(self, conversation_id: str) -> str:
         """Return the notice for the model after an action that may have written; empty: within the limits."""

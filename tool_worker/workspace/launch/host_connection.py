@@ -80,7 +80,7 @@ class HostConnection:
     """An open connection; made by `attach`.
 
     Attributes:
-        checked_at, gap_id: what was found when its journal was compared with the log, see `journal_check`.
+        checked_at, gap_id: what was found when its journal was compared with the log, see `steps.journal`.
     """
 
     def __init__(self, conversation_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -9,7 +9,7 @@ import pytest
 from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation, ToolCallObservation
 from broker.tools.custom_tools import ToolContext
-from tool_worker.worker.running_calls import RunningCalls
+from tool_worker.worker.steps.running_calls import RunningCalls
 
 
 async def not_answered(_: str, __: int) -> bool:

@@ -8,13 +8,16 @@ Does not: believe a host anything but its own journal; at worst it keeps its own
 from __future__ import annotations
 
 from broker.contract import codec
-from broker.contract.events import Action
+from broker.contract.events import Action, Observation
+from broker.contract.observations import OutcomeUnknownObservation
+from broker.coordination.action_streams import ActionReclaimed
 from broker.log.event_log import EventLog
 from broker.log.lost_tails import name_gap
 from broker.runtime.errors import CorruptEntry, DeckhandsError, EventsLost
-from tool_worker.host.protocol import OTHER, RECORDED, RUNNING
+from broker.runtime.failpoints import failpoint
+from tool_worker.host.protocol import NEVER_STARTED, OTHER, RECORDED, RUNNING
 from tool_worker.worker.fingerprints import fingerprint_of
-from tool_worker.workspace.open_workspace import OpenWorkspace
+from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
 
 NOT_CARRIED_OUT = (
     "This action was not run. It was decided before it was known that the store had lost events of this conversation: "
@@ -23,23 +26,41 @@ NOT_CARRIED_OUT = (
 )
 
 
-async def check_journal(log: EventLog, host: OpenWorkspace, action: Action, fingerprint: str) -> bool:
-    """Compare the host's journal with the log, and return whether an action is outdated.
+LOST_BY_REBOOT = (
+    "The machine was restarted after this action was assigned, and the record of what ran may be incomplete. "
+    "The action may have taken effect, wholly or in part. Check before you repeat it."
+)
 
-    An action is outdated if it was decided before its log named a gap and has not been begun.
+
+async def check_journal(log: EventLog, run: ActionRun, rest: RestOfAction) -> Observation:
+    """Do not start an action that is outdated, or that may have run before a reboot.
 
     Raises:
         HostLost: the host does not answer.
     """
+    if await _is_outdated(log, run):
+        return OutcomeUnknownObservation(content=NOT_CARRIED_OUT)
+    failpoint("tool.before_run")
+    if isinstance(run.claim, ActionReclaimed) and not run.may_repeat:
+        status = await run.host.status(run.action.id)
+        # A dead worker had claimed it, and it is missing from a journal that a reboot may have cut.
+        if status.state == NEVER_STARTED and not status.is_certain:
+            return OutcomeUnknownObservation(content=LOST_BY_REBOOT)
+    return await rest(run)
+
+
+async def _is_outdated(log: EventLog, run: ActionRun) -> bool:
+    """Return whether an action was decided before its log named a gap, and has not been started."""
+    host = run.host
     connects = log.store.connection.connects
     if host.connection.checked_at != connects:
         newest = await host.newest()
         if newest is not None:
             host.connection.gap_id = await _gap_behind(log, host.conversation_id, *newest)
         host.connection.checked_at = connects
-    if action.id >= host.connection.gap_id:
+    if run.action.id >= host.connection.gap_id:
         return False
-    status = await host.status(action.id, fingerprint=fingerprint)
+    status = await host.status(run.action.id, fingerprint=run.fingerprint)
     return status.state not in (RECORDED, RUNNING)
 
 

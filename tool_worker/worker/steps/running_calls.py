@@ -14,7 +14,11 @@ from typing import Any
 
 from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation
+from broker.contract.offered_tools import OfferedToolAction
+from broker.runtime.failpoints import failpoint
 from broker.tools.custom_tools import ToolContext
+from tool_worker.tools.offered import OfferedTools
+from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
 
 CHECK_SECONDS = 0.5
 STOP_LIMIT_SECONDS = 5.0
@@ -29,7 +33,7 @@ class RunningCalls:
     """The calls of one worker.
 
     Args:
-        is_answered: Says whether an action, by conversation and id, has its observation.
+        is_answered: Returns whether an action, by conversation and id, has its observation.
         stop_seconds: How long a call may take to tidy up when it is stopped; then nobody waits for it any more.
     """
 
@@ -74,3 +78,17 @@ async def _stopped(task: asyncio.Task[Observation], limit_seconds: float) -> Obs
     elif not task.cancelled() and task.exception() is None:
         return task.result()
     return ErrorObservation(content="The call was stopped.", error_id="cancelled")
+
+
+async def call_offered_tool(
+    offered: OfferedTools, calls: RunningCalls, run: ActionRun, rest: RestOfAction
+) -> Observation:
+    """Call a custom tool, which runs in this worker and needs no workspace."""
+    if not isinstance(run.action, OfferedToolAction):
+        return await rest(run)
+    failpoint("tool.before_run")
+    context = ToolContext(run.conversation_id, run.action.id, fingerprint=run.fingerprint)
+    call = offered.call(run.action, run.claim, run.conversation_id, context)
+    answer = await calls.run(context, call)
+    failpoint("tool.after_result")
+    return answer

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
+from broker.contract.events import Observation
+from broker.coordination.action_streams import ActionClaimed
 from broker.runtime.errors import StoreError
 from tool_worker.errors import HostLost, StoppedBeforeItBegan
+from tool_worker.worker.steps.action_run import ActionRun, RestOfAction, RestOfHostCall
 from tool_worker.workspace.launch.host_connection import HostResult
 from tool_worker.workspace.open_workspace import OpenWorkspace
 
@@ -25,7 +28,7 @@ class StopOrders:
     """The orders to one worker.
 
     Args:
-        is_answered: Says whether an action, by conversation and id, has its observation.
+        is_answered: Returns whether an action, by conversation and id, has its observation.
     """
 
     def __init__(self, is_answered: Callable[[str, int], Awaitable[bool]]) -> None:
@@ -33,13 +36,17 @@ class StopOrders:
         self._is_stopped: dict[_Key, bool] = {}
         self._checks: set[asyncio.Task[bool]] = set()
 
-    @contextlib.contextmanager
-    def heard(self, conversation_id: str, action_id: int) -> Iterator[None]:
-        """Take orders about an action while this worker has it."""
-        key = (conversation_id, action_id)
+    async def listen(self, run: ActionRun, rest: RestOfAction) -> Observation:
+        """Take orders about an action while this worker has it.
+
+        An action that another worker had may have started: the host knows, and an order reaches it there.
+        """
+        if not isinstance(run.claim, ActionClaimed):
+            return await rest(run)
+        key = (run.conversation_id, run.delivery.action_id)
         self._is_stopped[key] = False
         try:
-            yield
+            return await rest(run)
         finally:
             self._is_stopped.pop(key, None)
 
@@ -49,12 +56,14 @@ class StopOrders:
             if key[0] == conversation_id and action_id in (0, key[1]):
                 self._is_stopped[key] = True
 
-    async def run(self, host: OpenWorkspace, action_id: int, ask: Callable[[], Awaitable[HostResult]]) -> HostResult:
-        """Run an action, and look after a second whether it was answered before it began.
+    async def obey(self, run: ActionRun, rest: RestOfHostCall) -> HostResult:
+        """Start an action only without an order to stop it, and look after a second whether it was answered before.
 
         Raises:
             StoppedBeforeItBegan: there was an order to stop it.
         """
+        host = run.host
+        action_id = run.action.id
         is_stopped = self._is_stopped.get((host.conversation_id, action_id))
         if is_stopped is None:  # another worker had it: the order to stop it may have come between the two
             is_stopped = await self._stop_if_answered(host, action_id)
@@ -68,12 +77,12 @@ class StopOrders:
 
         timer = asyncio.get_running_loop().call_later(ANSWER_CHECK_SECONDS, look)
         try:
-            return await ask()
+            return await rest(run)
         finally:
             timer.cancel()
 
     async def _stop_if_answered(self, host: OpenWorkspace, action_id: int) -> bool:
-        """Stop an action that the log has answered; say whether it has."""
+        """Stop an action that the log has answered; return whether it has."""
         is_answered = False
         with contextlib.suppress(HostLost, StoreError):
             is_answered = await self._is_answered(host.conversation_id, action_id)

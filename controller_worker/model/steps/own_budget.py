@@ -13,10 +13,13 @@ from __future__ import annotations
 from broker.contract.events import ModelCallFailed
 from controller_worker.core.concerns.delegation import usd_reserved
 from controller_worker.core.concerns.limits import BUDGET_CODE, budget_text
+from controller_worker.core.effects import Append
 from controller_worker.core.latest_calls import corrected, latest_of
 from controller_worker.core.state import State
 from controller_worker.model.permits.batched_call import is_batched
 from controller_worker.model.permits.call_permit import priority_of
+from controller_worker.model.steps.call_task import Wait
+from controller_worker.model.steps.pending_call import PendingCall, RestOfStart, StartOutcome
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.llm import ModelRequest
 from controller_worker.providers.messages.written_messages import MessageMemo
@@ -25,6 +28,22 @@ from controller_worker.providers.request_size import expected_cost_usd, prompt_t
 EXPECTED_REPLY_TOKENS = 4_096
 """A reply is expected to be at least as long, unless the model's limit is lower."""
 ROUNDING_USD = 1e-9
+
+
+async def check_own_budget(call: PendingCall, rest: RestOfStart) -> StartOutcome:
+    """Refuse a call for which the budget has no room; wait if delegates may still leave room for it."""
+    state = call.state
+    maximum = state.usage.max_budget_usd
+    if maximum is not None and not call.is_paid:
+        cost_usd = estimate_usd(
+            state, call.config, call.question.request, call.permits.tokens, counted_ratio=call.counted_ratio
+        )
+        spent_usd = state.usage.cost_usd
+        if spent_usd + cost_usd > maximum + ROUNDING_USD:
+            return Append((_refusal(state, cost_usd),))
+        if spent_usd + usd_reserved(state) + cost_usd > maximum + ROUNDING_USD:
+            return Wait()  # until a delegate has ended, and its rest of the budget is free
+    return await rest(call)
 
 
 def estimate_usd(
@@ -59,20 +78,8 @@ def left_usd(state: State) -> float | None:
     return None if maximum is None else maximum - state.usage.cost_usd - usd_reserved(state)
 
 
-def has_room(state: State, cost_usd: float) -> bool:
-    """Say whether what is left of the budget is enough."""
-    maximum = state.usage.max_budget_usd
-    return maximum is None or state.usage.cost_usd + usd_reserved(state) + cost_usd <= maximum + ROUNDING_USD
-
-
-def will_have_room(state: State, cost_usd: float) -> bool:
-    """Say whether it would be enough if no delegate spent anything more."""
-    maximum = state.usage.max_budget_usd
-    return maximum is None or state.usage.cost_usd + cost_usd <= maximum + ROUNDING_USD
-
-
-def refused(state: State, cost_usd: float) -> ModelCallFailed:
-    """Return what the log says in place of a call for which the budget has no room."""
+def _refusal(state: State, cost_usd: float) -> ModelCallFailed:
+    """Return the event in place of a call for which the budget has no room."""
     left = max((state.usage.max_budget_usd or 0.0) - state.usage.cost_usd, 0.0)
     return ModelCallFailed(
         code=BUDGET_CODE,

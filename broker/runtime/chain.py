@@ -1,0 +1,32 @@
+"""A chain of steps around one call: middleware.
+
+A step gets the call and the rest of the chain. It passes the call on, returns another outcome instead, or changes
+the outcome of the rest.
+
+Holds: steps run in the order of their list and return in the opposite order; exceptions and cancellation pass through
+them as through nested calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+Call = TypeVar("Call")
+Outcome = TypeVar("Outcome")
+
+Rest = Callable[[Call], Awaitable[Outcome]]
+Step = Callable[[Call, Rest[Call, Outcome]], Awaitable[Outcome]]
+
+
+def chain(steps: Sequence[Step[Call, Outcome] | None], last: Rest[Call, Outcome]) -> Rest[Call, Outcome]:
+    """Return a function that passes a call through the steps to the last one; None is left out."""
+    rest = last
+    for step in reversed(steps):
+        if step is not None:
+            rest = _bind(step, rest)
+    return rest
+
+
+def _bind(step: Step[Call, Outcome], rest: Rest[Call, Outcome]) -> Rest[Call, Outcome]:
+    return lambda call: step(call, rest)

@@ -1,0 +1,260 @@
+"""The model call of one conversation in flight: its start as a chain of steps, its task and its answer.
+
+Holds: one call at a time; an answer waits here until the log has it; a call that was cancelled leaves no answer.
+Does not: append anything; `start` and `events` return what the loop appends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from broker.contract.agent_state import AgentState
+from broker.contract.events import Event, ModelCallDeferred, ModelCallFailed
+from broker.contract.fencing import Ownership
+from broker.runtime.chain import chain
+from broker.runtime.failpoints import failpoint
+from controller_worker.agents.agent import Agent
+from controller_worker.core.effects import Append, CallModel
+from controller_worker.core.state import State
+from controller_worker.loop.services import Services
+from controller_worker.model.model_call import ask, failed_by, reply_of
+from controller_worker.model.permits.call_permit import CallPermit
+from controller_worker.model.question import Question
+from controller_worker.model.recollection import Recollection
+from controller_worker.model.steps.call_task import CallTask, Started
+from controller_worker.model.steps.client import make_missing_client, require_client
+from controller_worker.model.steps.own_budget import check_own_budget
+from controller_worker.model.steps.pending_call import PendingCall, StartOutcome
+from controller_worker.model.steps.permit import acquire_permit, note_waiting, wait_for_batch
+from controller_worker.model.steps.prompt_count import count_prompt
+from controller_worker.model.steps.question import make_question
+from controller_worker.model.streaming import shown
+from controller_worker.model.traced import call_span, describe, led_to_by
+from controller_worker.providers.errors import NoResponseError
+from controller_worker.providers.llm import Completion
+from controller_worker.providers.request_size import prompt_tokens
+from controller_worker.security.assessment import assessed
+
+WARM = 1.0
+"""The temperature after an empty reply, where none is set: the same question would be answered the same (6.3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAnswer:
+    """The outcome of one call.
+
+    Attributes:
+        estimated_tokens: of its prompt; None where they do not matter.
+        traceparent: the span of the call; None without tracing.
+    """
+
+    call: CallModel
+    question: Question
+    result: Completion | ModelCallFailed | ModelCallDeferred
+    estimated_tokens: int | None = None
+    traceparent: str | None = None
+
+    def events(self, state: State, agent: Agent) -> tuple[Event, ...]:
+        """Return the events of the answer, with the risk of each action; to be appended behind `state.version`."""
+        if isinstance(self.result, ModelCallFailed | ModelCallDeferred):
+            return (self.result,)
+        reply = reply_of(
+            self.result,
+            iteration=self.call.iteration,
+            seen_id=self.question.seen_id,
+            event_id=state.version + 1,
+            estimated_tokens=self.estimated_tokens,
+        )
+        events = self.question.events_of(reply, agent, state)
+        events = assessed(events, state.setup.agent.confirmation, state.setup.workspace)
+        return led_to_by(self.traceparent, events)
+
+
+class CallInFlight:
+    """The model call of one conversation, or none.
+
+    Args:
+        on_answer: called when the answer is there.
+
+    Attributes:
+        answer: of the latest call, until the log has it.
+    """
+
+    def __init__(self, services: Services, ownership: Ownership, on_answer: Callable[[], None]) -> None:
+        self.permit = CallPermit(services.permits, ownership)
+        self.answer: ModelAnswer | None = None
+        self._services = services
+        self._task = CallTask(f"model {ownership.conversation_id}", on_answer)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a model is being asked, or the call is being prepared."""
+        return self._task.is_running
+
+    async def start(
+        self,
+        wanted: CallModel,
+        state: State,
+        agent: Agent,
+        recollection: Recollection,
+        *,
+        is_watched: bool,
+        before_waiting: Callable[[], Awaitable[None]],
+        traceparent: str | None = None,
+    ) -> StartOutcome:
+        """Start the call, unless one is running or its permit is refused.
+
+        Args:
+            is_watched: a client follows the reply while the model writes it.
+            before_waiting: called before a step waits for something outside this conversation; idempotent.
+            traceparent: the span that the call belongs to.
+
+        Returns:
+            `Append` of what the log needs before the call, or in its place; `Wait` for the next wake; `Started`.
+        """
+        self.permit.is_woken = False
+        return await START(
+            PendingCall(
+                wanted,
+                state,
+                agent,
+                recollection,
+                models=self._services.models,
+                permits=self._services.permits,
+                permit=self.permit,
+                task=self._task,
+                is_watched=is_watched,
+                before_waiting=before_waiting,
+                make=self._make,
+                traceparent=traceparent,
+            )
+        )
+
+    def take_news(self) -> bool:
+        """Return whether the loop has to look again: for an answer, a preparation that has ended, or a permit."""
+        is_prepared = self._task.take_prepared()
+        is_woken = self.permit.take_wake()
+        return is_prepared or is_woken or self.answer is not None
+
+    async def events(self, answer: ModelAnswer, state: State, agent: Agent) -> Append | None:
+        """Return what the answer leads to. None: the conversation was stopped meanwhile, and the answer is dropped."""
+        if state.lifecycle.agent_state in (AgentState.STOPPED, AgentState.ERROR):
+            self.answer = None
+            await self.permit.charge(state, None)
+            return None
+        return await self._services.hooks.reviewed(state, answer.events(state, agent))
+
+    async def end(self, answer: ModelAnswer, state: State) -> None:
+        """Settle the call, now that the log has its answer."""
+        self.answer = None
+        if isinstance(answer.result, ModelCallDeferred):
+            self.permit.is_refused, self.permit.is_woken = True, False
+        else:
+            await self.permit.charge(state, answer.result)
+
+    def cancel(self, state: State) -> None:
+        """End a call whose answer is no longer wanted."""
+        if self._task.cancel():
+            self.answer = None
+            self.permit.abandon(state)
+
+    async def give_up(self, state: State) -> None:
+        """End a call whose answer is no longer wanted, and the wait for one: another question takes its place."""
+        self.cancel(state)
+        await self.permit.withdraw(state, is_over=True)
+
+    def abandon(self, state: State) -> None:
+        """End the call, and give back what it has or would have had: the conversation is gone."""
+        self._task.cancel()
+        self.permit.abandon(state)
+
+    def _make(self, call: PendingCall) -> Started:
+        failpoint("controller.model_thinking")
+
+        def keep(answer: ModelAnswer) -> None:
+            self.answer = answer
+
+        return self._task.start(partial(self._run, call), keep)
+
+    async def _run(self, call: PendingCall) -> ModelAnswer:
+        try:
+            with call_span(self._services.tracing, call.traceparent, call.wanted, call.question) as span:
+                answer = await self._answer(call)
+                describe(span, answer.result)
+            return replace(answer, traceparent=span.traceparent)
+        except Exception as error:  # noqa: BLE001  (the outer edge: without an answer, the conversation would wait for ever)
+            conversation_id = call.question.request.conversation_id
+            failure = failed_by(error, conversation_id, attempt=call.wanted.attempt)
+            return ModelAnswer(call.wanted, call.question, failure)
+
+    async def _answer(self, call: PendingCall) -> ModelAnswer:
+        """Ask once; a failure is an answer too, and so is a wait for a batch."""
+        services = self._services
+        wanted = call.wanted
+        state = call.state
+        question = call.question
+        config = services.models.settings(question.llm)
+        is_empty = state.calls.attempt > 0 and state.lifecycle.error_code == NoResponseError.code
+        if is_empty and config is not None and not config.temperature:
+            question = replace(question, request=replace(question.request, temperature=WARM))
+        batched = self.permit.batched_call(state, wanted, question.llm, config, question.request)
+        if batched is not None:
+            question = replace(question, request=replace(question.request, carry=batched.carry))
+        async with shown(
+            services.store, services.log, question.request, attempt=wanted.attempt, is_watched=call.is_watched
+        ) as request:
+            result = await ask(
+                services.models,
+                question.llm,
+                request,
+                attempt=wanted.attempt,
+                clock=services.store.clock,
+                permit=self.permit,
+                admit=partial(services.hooks.admit, state, request.service),
+            )
+        if batched is not None:
+            question = replace(question, seen_id=batched.seen_id)
+        return ModelAnswer(wanted, question, result, self._estimate(state, question, result))
+
+    def _estimate(
+        self, state: State, question: Question, result: Completion | ModelCallFailed | ModelCallDeferred
+    ) -> int | None:
+        """Return what was estimated of the prompt, and let later estimates learn from what it was."""
+        if not isinstance(result, Completion):
+            return None
+        if state.usage.max_budget_usd is None and not self.permit.counts_tokens:
+            return None
+        permits = self._services.permits
+        estimated = prompt_tokens(question.request, permits.tokens)
+        permits.learn_prompt(result.asked, estimated_tokens=estimated, prompt_tokens=result.usage.prompt_tokens)
+        return estimated
+
+
+async def _start_call(call: PendingCall) -> StartOutcome:
+    return call.make(call)
+
+
+START = chain(
+    [
+        # First: a call that a batch has needs no question.
+        wait_for_batch,
+        # Around the question: a router cannot choose a model whose client it needs for that.
+        make_missing_client,
+        # Before all that depends on the model and on the size of the prompt.
+        make_question,
+        # Before the budget: its estimate is as good as the size of the prompt.
+        count_prompt,
+        # Before the permit: a call that the budget refuses takes no place in the queue of a quota.
+        check_own_budget,
+        # Before the steps that wait for others: no death of this worker counts against the conversation from now on.
+        note_waiting,
+        # Before the permit, which must not wait for a client: the quota counts it as used at once.
+        require_client,
+        # Last: a call with a permit starts.
+        acquire_permit,
+    ],
+    last=_start_call,
+)
+"""The way of a call to its start. A step ends it with `Append`, `Wait` or `Started`, or passes the call on."""

@@ -1,0 +1,104 @@
+"""The one task of a conversation's model call: the call itself, or a preparation that the loop does not wait for.
+
+Holds: one task at a time; a task that was cancelled too late to notice leaves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from broker.contract.events import ModelCallFailed
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The call cannot start. The next wake of the conversation tries again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A task runs. At its end it wakes the conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCount:
+    """How large the provider says that the prompt of one step is.
+
+    Attributes:
+        step: see `step_of`; empty for none.
+        tokens: None where it was not counted.
+        ratio: how many tokens there are for each that was estimated.
+    """
+
+    step: str = ""
+    tokens: int | None = None
+    ratio: float | None = None
+
+
+class CallTask:
+    """Runs one task at a time.
+
+    Args:
+        on_end: called when a task has ended and its result is kept.
+
+    Attributes:
+        counted: the latest count of a prompt.
+        failure: the step whose client cannot be made, and the reason; None: none is known.
+    """
+
+    def __init__(self, name: str, on_end: Callable[[], None]) -> None:
+        self.counted = PromptCount()
+        self.failure: tuple[str, ModelCallFailed] | None = None
+        self._name = name
+        self._on_end = on_end
+        self._task: asyncio.Task[None] | None = None
+        self._is_prepared = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a task."""
+        return self._task is not None
+
+    def prepare(self, work: Callable[[], Awaitable[Result]], keep: Callable[[Result], None]) -> Started:
+        """Start what has to be done before the call; the loop tries to start the call again after it."""
+
+        def keep_prepared(result: Result) -> None:
+            keep(result)
+            self._is_prepared = True
+
+        return self._start(work, keep_prepared, f"prepare {self._name}")
+
+    def start(self, work: Callable[[], Awaitable[Result]], keep: Callable[[Result], None]) -> Started:
+        """Start a task, which must not raise; `keep` gets its result unless it is cancelled."""
+        return self._start(work, keep, self._name)
+
+    def take_prepared(self) -> bool:
+        """Return, once, whether a preparation has ended."""
+        is_prepared = self._is_prepared
+        self._is_prepared = False
+        return is_prepared
+
+    def cancel(self) -> bool:
+        """Cancel the task; return whether there was one."""
+        if self._task is None:
+            return False
+        self._task.cancel()
+        self._task = None
+        return True
+
+    def _start(self, work: Callable[[], Awaitable[Result]], keep: Callable[[Result], None], name: str) -> Started:
+        assert self._task is None, f"{self._name} has a task already"
+        self._task = asyncio.create_task(self._run(work, keep), name=name)
+        return Started()
+
+    async def _run(self, work: Callable[[], Awaitable[Result]], keep: Callable[[Result], None]) -> None:
+        result = await work()
+        if self._task is asyncio.current_task():
+            self._task = None
+            keep(result)
+            self._on_end()

@@ -1,0 +1,61 @@
+"""One model call on its way to its start.
+
+Holds: a step uses only what an earlier step has set: `make_question` sets `question` and `config`, and `count_prompt`
+sets `counted_ratio`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from broker.runtime.chain import Rest
+from controller_worker.agents.agent import Agent
+from controller_worker.core.concerns.model_calls import BATCH
+from controller_worker.core.effects import Append, CallModel
+from controller_worker.core.state import State
+from controller_worker.model.models import Models
+from controller_worker.model.permits.call_permit import CallPermit
+from controller_worker.model.permits.permits import Permits
+from controller_worker.model.question import Question
+from controller_worker.model.recollection import Recollection
+from controller_worker.model.steps.call_task import CallTask, Started, Wait
+from controller_worker.providers.config import LLMConfig
+
+
+@dataclass(slots=True)
+class PendingCall:
+    """A call that the core wants.
+
+    Attributes:
+        is_watched: a client follows the reply while the model writes it.
+        before_waiting: called before a step waits for something outside this conversation; idempotent.
+        traceparent: the span that the call belongs to.
+        config: of the model that is asked; None where it is not known.
+        counted_ratio: how far the estimate of the prompt is off, if it was counted.
+    """
+
+    wanted: CallModel
+    state: State
+    agent: Agent
+    recollection: Recollection
+    models: Models
+    permits: Permits
+    permit: CallPermit
+    task: CallTask
+    is_watched: bool
+    before_waiting: Callable[[], Awaitable[None]]
+    make: Callable[[PendingCall], Started]
+    traceparent: str | None = None
+    question: Question = field(init=False)
+    config: LLMConfig | None = field(init=False)
+    counted_ratio: float | None = None
+
+    @property
+    def is_paid(self) -> bool:
+        """Whether the reply comes from a batch, which was paid for when it was sent."""
+        return self.state.calls.deferral is not None and self.state.calls.deferral.reason == BATCH
+
+
+StartOutcome = Append | Wait | Started
+RestOfStart = Rest[PendingCall, StartOutcome]

@@ -1,0 +1,114 @@
+"""Counting a prompt by the provider's own endpoint, where an estimate would not do.
+
+Holds: a step is counted once at most, and only where its settings ask for it and something depends on the number; a
+count that fails, or takes too long, leaves the estimate; a count goes through the quota of the model like a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+from broker.contract.events import ModelCallFailed
+from broker.runtime.errors import DeckhandsError
+from controller_worker.core.effects import Append
+from controller_worker.core.latest_calls import corrected, ratio_of
+from controller_worker.model.model_call import failed_by
+from controller_worker.model.permits.batched_call import is_batched, step_of
+from controller_worker.model.permits.budget_reservation import accounts_above
+from controller_worker.model.permits.call_permit import priority_of
+from controller_worker.model.steps.call_task import PromptCount
+from controller_worker.model.steps.own_budget import estimate_usd, left_usd
+from controller_worker.model.steps.pending_call import PendingCall, RestOfStart, StartOutcome
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.errors import ContextWindowError
+from controller_worker.providers.llm import counted_tokens
+from controller_worker.providers.model_table import max_input_tokens
+from controller_worker.providers.request_size import prompt_tokens
+
+COUNT_LIMIT_SECONDS = 10.0
+NEAR_WINDOW = 0.8
+"""From this share of the window on, an estimate may be wrong about whether a prompt fits."""
+NEAR_BUDGET = 2.0
+"""How many times more or less than what is left an estimated cost may be wrong about whether it fits."""
+
+_log = logging.getLogger(__name__)
+
+
+async def count_prompt(call: PendingCall, rest: RestOfStart) -> StartOutcome:
+    """Count the prompt where its exact size matters; refuse one that does not fit into the window of its model."""
+    counted = call.task.counted
+    if counted.step != step_of(call.wanted):
+        counted = PromptCount()
+    config = call.config
+    if config is not None and not call.is_paid:
+        if not counted.step and _is_worth_counting(call, config):
+            await call.before_waiting()
+
+            def keep(count: PromptCount) -> None:
+                call.task.counted = count
+
+            return call.task.prepare(partial(_count, call), keep)
+        too_large = _find_overflow(call, config, counted)
+        if too_large is not None:
+            return Append((too_large,))
+    call.counted_ratio = counted.ratio
+    return await rest(call)
+
+
+def _is_worth_counting(call: PendingCall, config: LLMConfig) -> bool:
+    """Return whether the exact size of a prompt decides about its window, its budget, or a first reservation."""
+    state = call.state
+    request = call.question.request
+    if not config.count_tokens or is_batched(config, request, priority_of(state)):
+        return False
+    known = call.permit.ratio(state, config, request)
+    expected = corrected(prompt_tokens(request, call.permits.tokens), known or 1.0)
+    window = max_input_tokens(config)
+    if window is not None and expected >= NEAR_WINDOW * window:
+        return True
+    left = left_usd(state)
+    cost_usd = estimate_usd(state, config, request, call.permits.tokens)
+    if left is not None and left / NEAR_BUDGET <= cost_usd <= left * NEAR_BUDGET:
+        return True
+    return known is None and bool(accounts_above(state))
+
+
+async def _count(call: PendingCall) -> PromptCount:
+    """Ask the provider how large a prompt is; never raises but when it is cancelled."""
+    step = step_of(call.wanted)
+    llm = call.question.llm
+    request = call.question.request
+
+    async def ask(key_env: str | None) -> int | None:
+        async with call.models.using(llm, key_env=key_env) as (client, _), asyncio.timeout(COUNT_LIMIT_SECONDS):
+            return await counted_tokens(client, request)
+
+    try:
+        _, config = await call.models.of(llm)
+        tokens = await call.permit.counted(config, ask)
+    except (DeckhandsError, TimeoutError) as error:
+        _log.warning("conversation %s: the prompt is not counted: %s", request.conversation_id, error or "no answer")
+        return PromptCount(step)
+    except Exception:  # noqa: BLE001  (an outer edge: a library's count costs no conversation its step)
+        _log.exception("conversation %s: the prompt is not counted", request.conversation_id)
+        return PromptCount(step)
+    if not tokens:
+        return PromptCount(step)
+    estimated = prompt_tokens(request, call.permits.tokens)
+    call.permits.learn_prompt(config.model, estimated_tokens=estimated, prompt_tokens=tokens)
+    return PromptCount(step, tokens, ratio_of(tokens, estimated))
+
+
+def _find_overflow(call: PendingCall, config: LLMConfig, counted: PromptCount) -> ModelCallFailed | None:
+    """Return the failure of a call whose prompt does not fit; None where it may fit, or a fallback may take it."""
+    if counted.tokens is None:
+        return None
+    window = max_input_tokens(config)
+    if window is None or counted.tokens <= window:
+        return None
+    if any(fallback.is_for(ContextWindowError.code) for fallback in config.fallbacks):
+        return None  # the call fails, and the fallback is asked
+    error = ContextWindowError(f"The prompt has {counted.tokens:,} tokens, and {config.model} takes {window:,}.")
+    return failed_by(error, call.question.request.conversation_id, attempt=call.wanted.attempt)

@@ -1,0 +1,71 @@
+"""One claimed action on its way through the steps.
+
+Holds: a step uses only what an earlier step has set: `read_action` sets `action`, `make_request` sets `tool` and
+`request`, `open_workspace` sets `host`, `observe` sets `result`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from broker.contract import codec
+from broker.contract.events import Action, Event, Observation
+from broker.contract.tool_specs import OutcomePolicy
+from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionReclaimed
+from broker.coordination.crash_attribution import CrashAttribution
+from broker.runtime.chain import Rest
+from broker.runtime.errors import DeckhandsError
+from tool_worker.tools.tool import HostRequest, Tool
+from tool_worker.worker.fingerprints import fingerprint_of
+from tool_worker.workspace.launch.host_connection import HostResult
+from tool_worker.workspace.open_workspace import OpenWorkspace
+
+
+@dataclass
+class ActionRun:
+    """A claimed action.
+
+    Attributes:
+        attribution: of an action that workers have died with.
+        refusal: the answer to the action in place of running it.
+        traceparent: the span of the action; None without tracing.
+        action: with the whole of its long texts.
+        request: the request to the workspace host.
+        result: the reply of the workspace host.
+    """
+
+    delivery: ActionDelivery
+    claim: ActionClaimed | ActionReclaimed
+    attribution: CrashAttribution
+    refusal: DeckhandsError | None = None
+    traceparent: str | None = None
+    action: Action = field(init=False)
+    tool: Tool = field(init=False)
+    request: HostRequest = field(init=False)
+    host: OpenWorkspace = field(init=False)
+    result: HostResult = field(init=False)
+
+    @property
+    def conversation_id(self) -> str:
+        """The conversation of the action."""
+        return self.delivery.conversation_id
+
+    @cached_property
+    def event(self) -> Event:
+        """The action as it was delivered; raises if it cannot be decoded."""
+        return codec.decode(self.delivery.entry, self.delivery.action_id)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells this action from another one that had its number before."""
+        return fingerprint_of(self.action)
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether the action may run a second time."""
+        return self.action.outcome is OutcomePolicy.IDEMPOTENT
+
+
+RestOfAction = Rest[ActionRun, Observation]
+RestOfHostCall = Rest[ActionRun, HostResult]

@@ -1,0 +1,57 @@
+"""Asks the workspace host to run an action, and turns its result into an observation.
+
+Holds: an outcome that the host does not know is reported as unknown.
+"""
+
+from __future__ import annotations
+
+from broker.contract.events import Observation
+from broker.contract.observations import ErrorObservation, OutcomeUnknownObservation
+from broker.log.event_log import EventLog
+from broker.runtime.failpoints import failpoint
+from tool_worker.tools.registry import tool_for
+from tool_worker.tools.tool import HostRequest
+from tool_worker.worker.steps.action_run import ActionRun, RestOfAction, RestOfHostCall
+from tool_worker.worker.steps.journal import NOT_CARRIED_OUT, log_reused_number
+from tool_worker.workspace.launch.host_connection import HostResult
+
+LOST_WITH_HOST = (
+    "The process that ran this action ended before the result was recorded. "
+    "The action may have taken effect, wholly or in part. Check before you repeat it."
+)
+
+
+async def make_request(run: ActionRun, rest: RestOfAction) -> Observation:
+    """Find the tool of the action and make the request to the host, if the action can run at all."""
+    tool = tool_for(run.action.kind)
+    if tool is None:
+        return ErrorObservation(content=f"This worker has no tool for {run.action.kind}.")
+    request = tool.request(run.action)
+    if not isinstance(request, HostRequest):
+        return request
+    run.tool = tool
+    run.request = request
+    return await rest(run)
+
+
+async def observe(log: EventLog, ask_host: RestOfHostCall, run: ActionRun) -> Observation:
+    """Ask the host, and return the observation of its result."""
+    run.result = await ask_host(run)
+    failpoint("tool.after_result")
+    if run.result.is_other:
+        await log_reused_number(log, run.action, run.conversation_id)
+        return OutcomeUnknownObservation(content=NOT_CARRIED_OUT)
+    if run.result.is_unknown:
+        return OutcomeUnknownObservation(content=LOST_WITH_HOST)
+    return run.tool.observe(run.action, run.result.value)
+
+
+async def run_on_host(run: ActionRun) -> HostResult:
+    """Let the host run the action, or return the result that its journal has."""
+    return await run.host.run(
+        run.action.id,
+        run.request.tool,
+        run.request.arguments,
+        may_repeat=run.may_repeat,
+        fingerprint=run.fingerprint,
+    )

@@ -1,0 +1,49 @@
+"""Adds to an observation what the model has to know besides the result of its action.
+
+Holds: refusals of the proxy come first, because most programs do not say why they were refused; a notice is added to an
+observation of the host only, and taken once.
+"""
+
+from __future__ import annotations
+
+from broker.contract.events import Observation, WorkspaceUse
+from broker.contract.observations import OutcomeUnknownObservation
+from tool_worker.worker.node.quota import Quota
+from tool_worker.worker.node.usage_bounds import UsageBounds
+from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
+from tool_worker.workspace.workspaces import Workspaces
+
+
+class Notices:
+    """Adds the notices of one worker.
+
+    Attributes:
+        refusals: how often proxies have refused a host to a workspace, the same one once for each action.
+    """
+
+    def __init__(self, workspaces: Workspaces, quota: Quota | None, held: UsageBounds | None) -> None:
+        self.refusals = 0
+        self._workspaces = workspaces
+        self._quota = quota
+        self._held = held
+
+    async def add(self, run: ActionRun, rest: RestOfAction) -> Observation:
+        """Add the notices to an observation with a result."""
+        observation = await rest(run)
+        if isinstance(observation, OutcomeUnknownObservation):
+            return observation
+        notices = []
+        refused = run.result.value.get("refused")
+        if isinstance(refused, list) and refused:
+            self.refusals += len(refused)
+            listed = "".join(f"\n- {text}" for text in refused)
+            notices.append(f"[The proxy of this workspace refused:{listed}]")
+        may_have_grown = observation.workspace_use is WorkspaceUse.CHANGED
+        if self._quota is not None and may_have_grown:
+            notices.append(await self._quota.notice(run.conversation_id))
+        if self._held is not None:
+            notices.append(self._held.take_notice(run.conversation_id))
+        if may_have_grown:
+            notices.append(self._workspaces.take_notice(run.conversation_id))
+        lines = [observation.content, *filter(None, notices)]
+        return observation if len(lines) == 1 else observation.model_copy(update={"content": "\n".join(lines)})

@@ -1,0 +1,75 @@
+"""Appends the observation of an action, and notes its change of the workspace for the next checkpoint.
+
+Holds: an observation that cannot be appended is replaced by an error that can.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from broker.contract import codec
+from broker.contract.events import Observation
+from broker.contract.observations import ErrorObservation
+from broker.coordination.action_streams import ActionDelivery
+from broker.coordination.figures import Figures
+from broker.log.event_log import EventLog
+from broker.log.lost_tails import name_gap
+from broker.runtime.errors import CorruptEntry, EventsLost, EventUnfit
+from broker.runtime.failpoints import failpoint
+from broker.secrets.secrets import SecretsLocked
+from tool_worker.tools.tool import instead_of
+from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
+from tool_worker.workspace.checkpoints.checkpointing import Checkpointing
+
+_log = logging.getLogger(__name__)
+
+
+class Recorder:
+    """Appends observations to the log.
+
+    Args:
+        checkpointing: saves workspaces; None: nothing does.
+        figures: counts the observations.
+    """
+
+    def __init__(self, log: EventLog, *, worker_id: str, checkpointing: Checkpointing | None, figures: Figures) -> None:
+        self._log = log
+        self._worker_id = worker_id
+        self._checkpointing = checkpointing
+        self._figures = figures
+
+    async def record(self, run: ActionRun, rest: RestOfAction) -> Observation:
+        """Append the outcome of the rest. Idempotent: a second observation of an action is refused as a duplicate."""
+        failpoint("tool.after_claim")
+        observation = await rest(run)
+        self._figures.add("actions", label=observation.kind)
+        failpoint("tool.before_append")
+        try:
+            await self._append(self._log, run.delivery, observation)
+        except EventUnfit as error:
+            text = f"The action ran, but its result cannot be recorded: {error}"
+            await self._append(self._log, run.delivery, instead_of(observation, text, error))
+        except SecretsLocked as error:
+            text = f"The result of this action cannot be recorded, because nothing can be hidden in it: {error}"
+            # This text itself has nothing to hide.
+            await self._append(EventLog(self._log.store), run.delivery, instead_of(observation, text, error))
+        failpoint("tool.after_append")
+        if self._checkpointing is not None and run.delivery.workspace.path is None:
+            await self._checkpointing.note_result(run.conversation_id, observation.workspace_use)
+        return observation
+
+    async def _append(self, log: EventLog, delivery: ActionDelivery, observation: Observation) -> None:
+        # What could not be read has no checksum to go by.
+        is_unread = isinstance(observation, ErrorObservation) and observation.error_id == CorruptEntry.code
+        checksum = "" if is_unread else codec.checksum_of(delivery.entry)
+        try:
+            await log.append_observation(
+                delivery.conversation_id,
+                observation,
+                worker_id=self._worker_id,
+                place=delivery.place,
+                checksum=checksum,
+            )
+        except EventsLost as lost:
+            _log.warning("an action is not in its log any more: %s", lost.message)
+            await name_gap(self._log, lost, noticed_by="the tool worker that carried it out")

@@ -1,0 +1,63 @@
+"""The spans of a tool worker: one of each action, and in it one of the tool that runs.
+
+Does not: write down commands, arguments or results.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from broker.contract.events import Action, Observation
+from broker.contract.observations import ErrorObservation
+from broker.coordination.action_streams import ActionReclaimed
+from broker.runtime.errors import DeckhandsError
+from broker.runtime.tracing import Tracing, Value, traceparent_of
+from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
+
+
+class Spans:
+    """Makes the spans of one worker, if `tracing` is on."""
+
+    def __init__(self, tracing: Tracing, worker_id: str) -> None:
+        self._tracing = tracing
+        self._worker_id = worker_id
+
+    async def trace_action(self, run: ActionRun, rest: RestOfAction) -> Observation:
+        """Make the span of an action; its parent is that of the action, else of its conversation."""
+        if not self._tracing.is_on:
+            return await rest(run)
+        attributes: dict[str, Value] = {
+            "gen_ai.conversation.id": run.conversation_id,
+            "deckhands.action.id": run.delivery.action_id,
+            "deckhands.attempt": run.claim.attempt if isinstance(run.claim, ActionReclaimed) else 1,
+            "deckhands.worker.id": self._worker_id,
+        }
+        parent = None
+        with suppress(DeckhandsError):  # an action that cannot be read has a span, too
+            parent = run.event.traceparent if isinstance(run.event, Action) else None
+        parent = parent or traceparent_of(run.conversation_id)
+        with self._tracing.span("action", parent, kind="consumer", attributes=attributes) as span:
+            run.traceparent = span.traceparent
+            return await rest(run)
+
+    async def trace_tool(self, run: ActionRun, rest: RestOfAction) -> Observation:
+        """Make the span of the tool that an action runs."""
+        if not self._tracing.is_on:
+            return await rest(run)
+        action = run.action
+        call = action.tool_call_metadata
+        name = call.function_name if call is not None else action.kind
+        attributes: dict[str, Value] = {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": name,
+            "gen_ai.conversation.id": run.conversation_id,
+            "deckhands.action.kind": action.kind,
+        }
+        if call is not None:
+            attributes["gen_ai.tool.call.id"] = call.tool_call_id
+        with self._tracing.span(f"execute_tool {name}", run.traceparent, attributes=attributes) as span:
+            observation = await rest(run)
+            span.add({"deckhands.observation.kind": observation.kind})
+            if isinstance(observation, ErrorObservation):
+                span.fail(observation.error_id or observation.kind)
+            return observation

@@ -1,0 +1,84 @@
+"""Prepares the workspace of an action: filled from its source, restored from its checkpoint, opened.
+
+Holds: an action never runs in a workspace that has lost what earlier actions wrote; its observation says so if no
+sandbox confined it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from broker.contract.events import ConversationCreated, Observation
+from broker.contract.observations import ErrorObservation, SurveyObservation
+from broker.contract.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
+from broker.log.event_log import EventLog
+from broker.runtime.errors import DeckhandsError, OutcomeUnknown, StoreUnavailable
+from broker.runtime.failpoints import failpoint
+from tool_worker.errors import SourceUnusable, WorkspaceLost
+from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
+from tool_worker.workspace.checkpoints.checkpointing import Checkpointing
+from tool_worker.workspace.opening.workspace_opener import WorkspaceOpener
+from tool_worker.workspace.workspaces import Workspaces
+
+
+async def fill_workspace(
+    opener: WorkspaceOpener, checkpointing: Checkpointing | None, run: ActionRun, rest: RestOfAction
+) -> Observation:
+    """Fill a new workspace from its source, and save it as it is then."""
+    if not isinstance(run.action, OpenWorkspaceAction):
+        return await rest(run)
+    source = run.delivery.workspace.source
+    if source is None:
+        return WorkspaceFailedObservation(content="The workspace has no source to open.", code="source_unusable")
+    failpoint("tool.before_run")
+    try:
+        opened = await opener.open(run.conversation_id, source)
+    except (StoreUnavailable, OutcomeUnknown):
+        raise
+    except (DeckhandsError, OSError) as error:
+        code = error.code if isinstance(error, DeckhandsError) else SourceUnusable.code
+        return WorkspaceFailedObservation(content=f"The workspace could not be opened. {error}", code=code)
+    if checkpointing is not None:
+        await checkpointing.save_original(run.conversation_id)
+    return WorkspaceOpenedObservation(
+        content=opened.text, commit=opened.commit, files=opened.files, size_bytes=opened.size_bytes
+    )
+
+
+async def recover_workspace(
+    checkpointing: Checkpointing, workspaces: Workspaces, run: ActionRun, rest: RestOfAction
+) -> Observation:
+    """Restore a workspace that is not on this node; if anything of it is lost, say so in place of the action."""
+    spec = run.delivery.workspace
+    if spec.path is None:
+        moves = run.claim.moves
+        if await checkpointing.has_moved_away(run.conversation_id, moves):
+            await workspaces.close(run.conversation_id)
+            await checkpointing.discard(run.conversation_id)
+        notice = await checkpointing.recover(
+            run.conversation_id, run.action.id, spec.source, fingerprint=run.fingerprint, moves=moves
+        )
+        if notice is not None:
+            return ErrorObservation(content=notice, error_id=WorkspaceLost.code)
+    return await rest(run)
+
+
+async def open_workspace(workspaces: Workspaces, log: EventLog, run: ActionRun, rest: RestOfAction) -> Observation:
+    """Open the workspace, and mark the observation if no sandbox confines it."""
+    run.host = await workspaces.open(
+        run.conversation_id, run.delivery.workspace, tenant=partial(_find_tenant, log, run.conversation_id)
+    )
+    observation = await rest(run)
+    if run.host.is_confined:
+        return observation
+    changes: dict[str, Any] = {"unsandboxed": True}
+    if isinstance(observation, SurveyObservation):
+        changes["scripts"] = ()  # a repository's scripts are not trusted
+    return observation.model_copy(update=changes)
+
+
+async def _find_tenant(log: EventLog, conversation_id: str) -> str:
+    created = (await log.read(conversation_id, until=1))[0]
+    tenancy = created.tenancy if isinstance(created, ConversationCreated) else None
+    return tenancy.tenant if tenancy is not None else ""
