@@ -29,7 +29,7 @@ from controller_worker.agents.registry import known_agents
 from controller_worker.model.models import Models
 from controller_worker.providers.errors import LLMConfigError
 from deckhands.client.changing import Change
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.operations.schedules.book import ScheduleBook
 from deckhands.operations.schedules.schedule import Schedule
 from deckhands.server.gateway import Gateway, ServerOptions
@@ -283,10 +283,10 @@ async def test_a_tenant_sees_only_its_models(gateway: Gateway) -> None:
 async def test_each_entrance_refuses_a_model_that_is_not_offered(gateway: Gateway) -> None:
     client, name = gateway.client, "openai/gpt-5"
     begun = await client.submit("do it", tenancy=ACME)
-    request = TaskRequest(task="do it", tenant="acme", model=name)
+    request = TaskSpec(task="do it", tenant="acme", model=name)
     attempts = {
         "submit": lambda: client.submit("do it", model=name, tenancy=ACME),
-        "request": lambda: client.submit_request(request),
+        "request": lambda: client.submit(request),
         "fork": lambda: client.fork(begun, model=name),
         "message": lambda: client.send_message(begun, "continue", model=name),
         "resume": lambda: client.resume(begun, model=name),

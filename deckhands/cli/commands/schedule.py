@@ -26,7 +26,7 @@ from deckhands.client.connecting import on_cluster
 from deckhands.client.named_directory import own_directory
 from deckhands.client.reading.output import note, print_json, shown, table
 from deckhands.client.reading.terminal import columns_of, print_text
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.operations.schedules.book import Entry, ScheduleBook
 from deckhands.operations.schedules.schedule import LABEL, Overlap, Schedule
 from deckhands.settings import FaceSettings
@@ -177,7 +177,7 @@ def _on_book(act: Callable[[ScheduleBook], Awaitable[T]]) -> T:
     return on_cluster(lambda client: act(ScheduleBook(client.store, client.secrets)))
 
 
-def _request_of(settings: FaceSettings, options: AddOptions) -> TaskRequest:
+def _request_of(settings: FaceSettings, options: AddOptions) -> TaskSpec:
     """Return what each tick submits.
 
     Raises:
@@ -205,7 +205,7 @@ def _request_of(settings: FaceSettings, options: AddOptions) -> TaskRequest:
         own={name: getattr(tenancy, name) for name in SENDER} | {"title": options.title, **timing},
         is_here=settings.url is None,
     )
-    return defaults.complete(TaskRequest.parse({"task": task}))
+    return defaults.complete(TaskSpec.parse({"task": task}))
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:

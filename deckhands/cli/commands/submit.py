@@ -41,7 +41,7 @@ from deckhands.client.task_files.submission import Outcome, Waiting, submit_and_
 from deckhands.client.task_files.submission import submit as submit_all
 from deckhands.client.task_files.task_file import Form, TaskFile, TaskLine, opened
 from deckhands.client.tasks.inputs import with_script_here
-from deckhands.client.tasks.requests import timing_of
+from deckhands.client.tasks.spec import timing_of
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"

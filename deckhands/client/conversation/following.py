@@ -90,7 +90,7 @@ class Following:
                     await queue.put(None)
 
         following = asyncio.create_task(pump(self.until_settled(place), is_last=True))
-        watching = asyncio.create_task(pump(place.pieces(self.conversation_id), is_last=False))
+        watching = asyncio.create_task(pump(place.client.pieces(self.conversation_id), is_last=False))
         try:
             while (item := await queue.get()) is not None:
                 yield item
@@ -116,7 +116,7 @@ class Following:
 
     async def _last_id(self, place: Place) -> int:
         try:
-            return await place.last_id(self.conversation_id)
+            return await place.client.last_id(self.conversation_id)
         except UnknownConversation:  # it is in the archive, or nowhere
             return self.tally.last_event_id
 

@@ -8,12 +8,11 @@ import pytest
 
 from broker.contract.specs import Tenancy, WorkspaceSpec
 from broker.runtime.errors import UsageError
-from deckhands.client.beginning import beginning_of
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 
 
 def test_everything_that_a_request_names_is_in_what_it_begins() -> None:
-    request = TaskRequest.parse(
+    request = TaskSpec.parse(
         {
             "task": "Look",
             "agent": "PlanningAgent",
@@ -28,20 +27,18 @@ def test_everything_that_a_request_names_is_in_what_it_begins() -> None:
             "title": "A title",
         }
     )
-    beginning = beginning_of(request)
-    assert (beginning.agent.name, beginning.agent.llm.model) == ("PlanningAgent", "some/model")
-    assert beginning.agent.output is not None
-    assert beginning.workspace.source is not None
-    assert beginning.limits.max_iterations == 7
-    assert beginning.tenancy == Tenancy(tenant="acme", priority="interactive")
-    assert (beginning.labels, beginning.title) == ({"team": "billing"}, "A title")
-    assert beginning.secrets == {"TOKEN": "t0ken"}
-    assert "t0ken" not in repr(request) + repr(beginning)
+    agent = request.agent_spec()
+    assert (agent.name, agent.llm.model) == ("PlanningAgent", "some/model")
+    assert agent.output is not None
+    assert request.place().source is not None
+    assert request.limits.max_iterations == 7
+    assert request.tenancy() == Tenancy(tenant="acme", priority="interactive")
+    assert "t0ken" not in repr(request)
 
 
 def test_a_task_is_enough() -> None:
-    beginning = beginning_of(TaskRequest.parse({"task": "Look"}))
-    assert (beginning.agent.name, beginning.workspace, beginning.tenancy) == ("CodeActAgent", WorkspaceSpec(), None)
+    spec = TaskSpec.parse({"task": "Look"})
+    assert (spec.agent_spec().name, spec.place(), spec.tenancy()) == ("CodeActAgent", WorkspaceSpec(), None)
 
 
 @pytest.mark.parametrize(
@@ -67,20 +64,20 @@ def test_a_task_is_enough() -> None:
 )
 def test_what_cannot_be_used_is_named(fields: Any, named: str) -> None:
     with pytest.raises(UsageError) as refused:
-        TaskRequest.parse(fields)
+        TaskSpec.parse(fields)
     assert named in str(refused.value)
     assert "\x1b" not in str(refused.value)
 
 
 def test_no_value_stands_in_the_refusal() -> None:
     with pytest.raises(UsageError) as refused:
-        TaskRequest.parse({"task": "x", "secrets": {"A": ["hunter2"]}, "model": {"k": "hunter2"}})
+        TaskSpec.parse({"task": "x", "secrets": {"A": ["hunter2"]}, "model": {"k": "hunter2"}})
     assert "hunter2" not in str(refused.value)
 
 
 def test_a_refusal_is_written_for_people() -> None:
     with pytest.raises(UsageError) as refused:
-        TaskRequest.parse({"titel": "x", "labels": {"é": "y"}})
+        TaskSpec.parse({"titel": "x", "labels": {"é": "y"}})
     assert "task: it is missing" in refused.value.message
     assert "titel: there is no such field; did you mean title?" in refused.value.message
     assert "Value error" not in refused.value.message
