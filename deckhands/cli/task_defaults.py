@@ -35,7 +35,7 @@ class TaskDefaults:
     Attributes:
         place: what -w names.
         secrets: values by name.
-        own: fields of `TaskSpec` that `options` has not, such as tenant, title and expires.
+        own: fields of `TaskSpec` that `options` has not, such as tenant and expires.
         is_here: whether the cluster is on this machine, which finds the scripts of scripted models.
     """
 
@@ -56,7 +56,8 @@ class TaskDefaults:
         given = request.model_fields_set
         check_task(request.task)
         limits = limits_of(self.options)
-        update: dict[str, Any] = {name: value for name, value in self.own.items() if name not in given}
+        own = {"title": self.options.title, **self.options.generated, **self.own}
+        update: dict[str, Any] = {name: value for name, value in own.items() if name not in given}
         update["limits"] = limits.model_copy(
             update={name: getattr(request.limits, name) for name in request.limits.model_fields_set}
         )

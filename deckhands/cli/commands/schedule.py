@@ -11,11 +11,10 @@ from typing import Any, TypeVar, get_args
 import click
 from pydantic import ValidationError
 
-from broker.contract.specs import Tenancy
 from broker.runtime.errors import UsageError
 from deckhands.cli.choosing import labels_of
 from deckhands.cli.commands.secret import secret_values
-from deckhands.cli.commands.submit import SENDER, sender_options, tenancy_of
+from deckhands.cli.commands.submit import sender_of, sender_options
 from deckhands.cli.options import ListOptions, json_option, read_task
 from deckhands.cli.task_defaults import TaskDefaults, place_for_all
 from deckhands.cli.task_options import TaskOptions, task_options
@@ -193,7 +192,6 @@ def _request_of(settings: FaceSettings, options: AddOptions) -> TaskSpec:
     place = place_for_all(options, options.workspace)
     if settings.url is None and place.path is not None:
         place = replace(place, path=own_directory(place.path, settings.environment))
-    tenancy = tenancy_of(options) or Tenancy()
     labels = labels_of(options.labels)
     if labels.setdefault(LABEL, options.name) != options.name:
         raise UsageError(f"The label {LABEL} is the name of the schedule.", remedy="Leave it out.")
@@ -202,7 +200,7 @@ def _request_of(settings: FaceSettings, options: AddOptions) -> TaskSpec:
         place=place,
         labels=labels,
         secrets=secret_values(settings, options.secrets),
-        own={name: getattr(tenancy, name) for name in SENDER} | {"title": options.title, **timing},
+        own={**sender_of(options), **timing},
         is_here=settings.url is None,
     )
     return defaults.complete(TaskSpec.parse({"task": task}))

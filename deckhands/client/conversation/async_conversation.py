@@ -34,12 +34,9 @@ from deckhands.client.reading.summary import Summary
 from deckhands.client.reasons.link import Why
 from deckhands.client.tasks import inputs
 from deckhands.client.tasks.images import Image, image_urls_of
-from deckhands.client.tasks.spec import TaskFields
+from deckhands.client.tasks.spec import UNSAID, TaskFields
 from deckhands.client.tasks.tasks import check_task
 from deckhands.client.transfers.commands import CommandResult
-
-UNSAID = "-"
-"""Stands for the task until the first message names it."""
 
 
 class AsyncConversation(Generic[OutputT]):

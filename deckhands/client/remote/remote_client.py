@@ -81,7 +81,8 @@ class RemoteClient:
         idempotency_key: str,
     ) -> str:
         """Begin a conversation and return its id; see `Client.submit`."""
-        body = task.model_dump(mode="json", exclude_none=True, exclude={"idempotency_key"})
+        body = task.model_dump(mode="json", exclude_none=True, exclude={"model", "output", "idempotency_key"})
+        body["agent"] = task.agent_spec().model_dump(mode="json", exclude_none=True)
         copy = self._copies.get(idempotency_key)
         if copy is None:
             try:

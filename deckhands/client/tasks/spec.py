@@ -34,6 +34,8 @@ MAX_TITLE = 200
 SHOWN_ERRORS = 5
 PLACE = Field(min_length=1, max_length=4_096, json_schema_extra={"pattern": r"^(/|git\+(https?|file)://)"})
 """A directory or a repository; the validator says what is wrong with one."""
+UNSAID = "-"
+"""Stands for a task until the first message names it."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -51,7 +53,8 @@ class TaskSpec(BaseModel):
     )
     agent: AgentSpec | Annotated[str, Field(min_length=1, max_length=100)] = Field(
         default="CodeActAgent",
-        description="The registered name of the agent, or its whole specification.",
+        description="The registered name of the agent, or its whole specification. It reads AGENTS.md, skills and "
+        "set-up scripts of the workspace unless its specification has enable_workspace_skills: false.",
     )
     model: Annotated[str, Field(min_length=1, max_length=300)] | None = Field(
         default=None,
@@ -128,7 +131,8 @@ class TaskSpec(BaseModel):
     def _can_be_an_agent(cls, agent: AgentSpec | str) -> AgentSpec | str:
         if isinstance(agent, str):
             AgentSpec(name=agent)
-        return agent
+            return agent
+        return _with_workspace_skills(agent)
 
     @field_validator("images")
     @classmethod
@@ -203,7 +207,7 @@ class TaskSpec(BaseModel):
         Raises:
             UsageError: the schema of its output cannot be used.
         """
-        agent = AgentSpec(name=self.agent) if isinstance(self.agent, str) else self.agent
+        agent = _with_workspace_skills(AgentSpec(name=self.agent) if isinstance(self.agent, str) else self.agent)
         if self.model is not None:
             agent = agent.model_copy(update={"llm": agent.llm.model_copy(update={"model": self.model})})
         if self.output is not None:
@@ -237,6 +241,16 @@ class TaskFields(TypedDict, total=False):
     expires: datetime | timedelta | float | None
     double_texting: DoubleTexting | None
     traceparent: str | None
+
+
+def _with_workspace_skills(agent: AgentSpec) -> AgentSpec:
+    """Return the agent as it reads the workspace, however the task comes: it does unless its specification forbids it.
+
+    The default of the event is another one, which logs that exist were written with.
+    """
+    if "enable_workspace_skills" in agent.model_fields_set:
+        return agent
+    return agent.model_copy(update={"enable_workspace_skills": True})
 
 
 def timing_of(fields: Mapping[str, Any]) -> Timing:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from broker.contract.specs import Tenancy, WorkspaceSpec
+from broker.contract.specs import AgentSpec, Tenancy, WorkspaceSpec
 from broker.runtime.errors import UsageError
-from deckhands.client.tasks.spec import TaskSpec
+from deckhands.client.conversation.async_conversation import AsyncConversation
+from deckhands.client.conversation.conversation import ConversationFields
+from deckhands.client.tasks.inputs import spec_in
+from deckhands.client.tasks.spec import TaskFields, TaskSpec
 
 
 def test_everything_that_a_request_names_is_in_what_it_begins() -> None:
@@ -46,6 +52,10 @@ def test_a_task_is_enough() -> None:
     [
         ({}, "task"),
         ({"task": ""}, "task"),
+        ({"task": " \n"}, "task: it is empty"),
+        ({"task": "x", "agent": "acp:"}, "agent"),
+        ({"task": "x", "images": ["/etc/passwd"]}, "images"),
+        ({"task": "x", "images": ["https://a b"]}, "images: The picture"),
         ({"task": "x" * 100_001}, "task"),
         ({"task": "x", "tasc": "y"}, "tasc"),
         ({"task": "x", "workspace": "here/there"}, "workspace"),
@@ -67,6 +77,55 @@ def test_what_cannot_be_used_is_named(fields: Any, named: str) -> None:
         TaskSpec.parse(fields)
     assert named in str(refused.value)
     assert "\x1b" not in str(refused.value)
+
+
+@pytest.mark.parametrize("agent", ["CodeActAgent", AgentSpec(), {"name": "CodeActAgent"}, {"plan": {}}])
+def test_repository_is_read_unless_agent_forbids_it(agent: Any) -> None:
+    assert TaskSpec.parse({"task": "x", "agent": agent}).agent_spec().enable_workspace_skills
+    forbidding = {"task": "x", "agent": {"enable_workspace_skills": False}}
+    assert not TaskSpec.parse(forbidding).agent_spec().enable_workspace_skills
+    stored = TaskSpec.parse(TaskSpec.parse({"task": "x", "agent": agent}).model_dump(mode="json"))
+    assert stored.agent_spec().enable_workspace_skills
+
+
+def test_keywords_and_json_have_the_same_fields() -> None:
+    own = {"task", "agent", "tools", "output", "idempotency_key"}
+    assert TaskFields.__annotations__.keys() == TaskSpec.model_fields.keys() - own | {"tenancy"}
+    parameters = inspect.signature(AsyncConversation).parameters.keys() - {"agent", "output", "fields"}
+    assert ConversationFields.__annotations__.keys() == TaskFields.__annotations__.keys() | parameters
+
+
+def test_keywords_of_python_are_fields_of_the_task(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    spec, _ = spec_in(
+        "Look",
+        agent="ReadOnlyAgent",
+        model="some/model",
+        workspace=tmp_path,
+        images=[tmp_path / "a.png"],
+        tenancy=Tenancy(tenant="acme", priority="batch"),
+        delay=timedelta(minutes=2),
+        labels=None,
+        expires=600,
+    )
+    agent = spec.agent_spec()
+    assert (agent.name, agent.llm.model) == ("ReadOnlyAgent", "some/model")
+    assert (spec.place().path, spec.images[0][:22]) == (str(tmp_path), "data:image/png;base64,")
+    assert (spec.tenancy(), spec.delay, spec.expires) == (Tenancy(tenant="acme", priority="batch"), 120.0, 600.0)
+    assert (spec.labels, spec.headless) == ({}, True)
+
+
+def test_unknown_keyword_is_named_with_those_that_exist() -> None:
+    with pytest.raises(TypeError, match="no colour; it has task, agent, model,"):
+        spec_in("Look", colour="red")  # type: ignore[call-arg]
+
+
+def test_conversation_can_be_delayed_and_expire() -> None:
+    conversation = AsyncConversation(delay=60, expires=timedelta(hours=1), double_texting="reject", title="Later")
+    spec = conversation._spec
+    assert (spec.delay, spec.expires, spec.double_texting, spec.headless) == (60.0, 3_600.0, "reject", False)
+    with pytest.raises(UsageError, match="it would expire before it may begin"):
+        AsyncConversation(delay=60, expires=30)
 
 
 def test_no_value_stands_in_the_refusal() -> None:
