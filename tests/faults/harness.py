@@ -78,7 +78,7 @@ class FaultCluster:
         return self._start(name, "deckhands.ingress", environment)
 
     def start_jobs(self, name: str = "j1", **environment: str) -> Worker:
-        return self._start(name, "deckhands.jobs", environment)
+        return self._start(name, "deckhands.operations.jobs", environment)
 
     def start_beat(self, name: str = "b1", **environment: str) -> Worker:
         return self._start(name, "deckhands.operations.jobs.beat", environment)
