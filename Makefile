@@ -71,7 +71,7 @@ check: $(SETUP) tools ## Lint (Python and Lua), check the format, check the type
 	@$(BIN)/mypy
 	@$(BIN)/bandit -q -r -c pyproject.toml broker controller_worker tool_worker deckhands
 
-docs: $(SETUP) ## Write docs/settings.md, docs/events.md and docs/schemas again, from the classes that they describe
+docs: $(SETUP) ## Write docs/settings.md, docs/events.md, docs/tasks.md and docs/schemas again, from the classes that they describe
 	@$(BIN)/python -m tests.reference_pages
 
 lock: $(SETUP) ## Write requirements/ again: the pins of constraints.txt with the hashes of their files

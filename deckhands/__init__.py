@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from deckhands.client.conversation.outcome import ConversationFailed, NotBegun, Outcome
     from deckhands.client.errors import NoCluster, NotSettled, NotStopped
     from deckhands.client.reading.summary import Summary
+    from deckhands.client.tasks.spec import TaskSpec
     from deckhands.client.transfers.commands import CommandFailed, CommandResult
     from deckhands.evaluation.evaluating import evaluate, evaluate_async
 
@@ -59,6 +60,7 @@ __all__ = [
     "StoreError",
     "StoreUnavailable",
     "Summary",
+    "TaskSpec",
     "Tenancy",
     "TransferFailed",
     "UnknownConversation",
@@ -90,6 +92,7 @@ _MODULES = {
     "deckhands.client.conversation.outcome": ("ConversationFailed", "NotBegun", "Outcome"),
     "deckhands.evaluation.evaluating": ("evaluate", "evaluate_async"),
     "deckhands.client.reading.summary": ("Summary",),
+    "deckhands.client.tasks.spec": ("TaskSpec",),
     "deckhands.client.transfers.commands": ("CommandFailed", "CommandResult"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

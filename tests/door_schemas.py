@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.ingress.inbox import InboxRequest
 from deckhands.ingress.replies import NAME, NUMBERS, VERSION
 
@@ -16,7 +16,7 @@ _TEXT = {"type": "string"}
 def schemas() -> dict[str, dict[str, Any]]:
     """Return each schema under the name of its file."""
     return {
-        "task-request.json": {"$schema": DIALECT, **TaskRequest.model_json_schema()},
+        "task-request.json": {"$schema": DIALECT, **TaskSpec.model_json_schema()},
         "inbox-request.json": {"$schema": DIALECT, **InboxRequest.model_json_schema()},
         "inbox-entry.json": _object(
             "An entry of deck:inbox: its fields, all of them texts.",

@@ -9,11 +9,13 @@ from tests.door_schemas import schemas, written_schema
 from tests.events_page import events_page
 from tests.settings_page import settings_page
 from tests.source_code import ROOT
+from tests.tasks_page import tasks_page
 
 SCHEMAS = "docs/schemas"
 PAGES: Mapping[str, Callable[[], str]] = {
     "docs/events.md": events_page,
     "docs/settings.md": settings_page,
+    "docs/tasks.md": tasks_page,
     **{f"{SCHEMAS}/{name}": partial(written_schema, name) for name in schemas()},
 }
 

@@ -31,7 +31,7 @@ LOOKING = frozenset(
 OWN = frozenset({"conversations", "drain"})
 BEHIND_A_PASSWORD = frozenset({"shutdown", "enable_events", "disable_events", "heartbeat"})
 OF_THE_DOOR = frozenset({"revoke"})
-DOOR = "deckhands.ingress"
+DOOR = "deckhands.door"
 MAX_ARGUMENTS = 8
 
 

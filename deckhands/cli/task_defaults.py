@@ -20,10 +20,9 @@ from deckhands.cli.task_options import (
     place_of,
     workspace_of,
 )
-from deckhands.client.beginning import beginning_of
 from deckhands.client.tasks.inputs import with_script_here
 from deckhands.client.tasks.places import Place
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.client.tasks.tasks import check_task
 
 AGENTS_REMEMBERED = 64
@@ -36,7 +35,7 @@ class TaskDefaults:
     Attributes:
         place: what -w names.
         secrets: values by name.
-        own: fields of `TaskRequest` that `options` has not, such as tenant, title and expires.
+        own: fields of `TaskSpec` that `options` has not, such as tenant and expires.
         is_here: whether the cluster is on this machine, which finds the scripts of scripted models.
     """
 
@@ -48,7 +47,7 @@ class TaskDefaults:
     is_here: bool
     _agents: dict[str, AgentSpec] = field(default_factory=dict)
 
-    def complete(self, request: TaskRequest) -> TaskRequest:
+    def complete(self, request: TaskSpec) -> TaskSpec:
         """Return the task with everything that it does not say itself.
 
         Raises:
@@ -57,7 +56,8 @@ class TaskDefaults:
         given = request.model_fields_set
         check_task(request.task)
         limits = limits_of(self.options)
-        update: dict[str, Any] = {name: value for name, value in self.own.items() if name not in given}
+        own = {"title": self.options.title, **self.options.generated, **self.own}
+        update: dict[str, Any] = {name: value for name, value in own.items() if name not in given}
         update["limits"] = limits.model_copy(
             update={name: getattr(request.limits, name) for name in request.limits.model_fields_set}
         )
@@ -73,8 +73,8 @@ class TaskDefaults:
             update["workspace"] = workspace_of(options, self._place(request.workspace), "auto")
         completed = request.model_copy(update=update)
         timing = {name: getattr(completed, name) for name in ("not_before", "delay", "expires")}
-        TaskRequest.parse({"task": "x", "labels": completed.labels, "secrets": completed.secrets, **timing})
-        beginning_of(completed)
+        TaskSpec.parse({"task": "x", "labels": completed.labels, "secrets": completed.secrets, **timing})
+        completed.agent_spec()
         return completed
 
     def _agent(self, options: TaskOptions) -> AgentSpec:

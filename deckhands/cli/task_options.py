@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -19,10 +19,12 @@ from broker.contract.specs import CriticSpec, GoalSpec, OutputSpec, PlanSpec, Sk
 from broker.contract.tool_specs import MAX_SCHEMA_CHARS
 from broker.runtime.errors import UsageError
 from deckhands.cli.delegate_options import check_takes_tools, with_delegates
+from deckhands.cli.field_options import generated_options, option_of
 from deckhands.cli.options import Amount, memory_of, sandbox_option
 from deckhands.client.known_agents import check_command_of
 from deckhands.client.tasks.places import Place, place_in
-from deckhands.client.tasks.tasks import output_of
+from deckhands.client.tasks.spec import TaskSpec
+from deckhands.client.tasks.tasks import check_task, output_of
 
 BROWSER_POOL = "browser"
 IPYTHON_POOL = "ipython"
@@ -40,6 +42,7 @@ class TaskOptions:
         argument: the task as the argument; `text` and `file` are the options that give it.
         critic: None if there is none; "" is a critic without instructions.
         memory: the project whose notes are kept; None keeps none.
+        generated: fields of `TaskSpec` that are given by options of `generated_options`.
     """
 
     argument: str | None
@@ -78,6 +81,7 @@ class TaskOptions:
     cpus: float | None
     network: bool
     allow: tuple[str, ...]
+    generated: Mapping[str, Any]
 
 
 _SIZE = Amount(min=0, min_open=True, max=1e6)
@@ -87,10 +91,10 @@ _OPTIONS = (
     click.option(
         "-f", "--file", type=click.Path(path_type=Path), help="A file that holds the task; - is standard input."
     ),
-    click.option("--title", default="", help="A name for listings; by default the first line of the task."),
+    option_of("title"),
     click.option(
         "--agent",
-        default="CodeActAgent",
+        default=TaskSpec.model_fields["agent"].default,
         show_default=True,
         help="The agent that does it; acp:COMMAND for a program that speaks the Agent Client Protocol.",
     ),
@@ -105,7 +109,7 @@ _OPTIONS = (
         "-i",
         "--max-iterations",
         type=click.IntRange(min=1),
-        default=500,
+        default=Limits().max_iterations,
         show_default=True,
         help="The most iterations.",
     ),
@@ -209,9 +213,33 @@ workspace_option = click.option(
 
 def task_options(command: F) -> F:
     """Add the options that describe a task and the agent that does it; `TaskOptions` has a field for each."""
+    command = generated_options(command)
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
+
+
+def spec_of(
+    options: TaskOptions,
+    text: str,
+    *,
+    agent: AgentSpec,
+    workspace: WorkspaceSpec,
+    secrets: Mapping[str, str],
+    **own: Any,
+) -> TaskSpec:
+    """Return the task that the options describe.
+
+    Args:
+        text: what the agent is to do.
+        own: fields that only some verbs have options for.
+
+    Raises:
+        UsageError: a field cannot be used; names it.
+    """
+    check_task(text)
+    fields = {"task": text, "agent": agent, "workspace": workspace, "secrets": secrets, "limits": limits_of(options)}
+    return TaskSpec.parse({**fields, "tools": options.tools, "title": options.title, **options.generated, **own})
 
 
 def place_of(text: str | None, options: TaskOptions) -> Place:

@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import click
 
 from broker.contract.timing import MAX_SECONDS, DoubleTexting
 from broker.runtime.errors import UsageError
+from deckhands.cli.field_options import option_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,11 +49,7 @@ class TimingOptions:
 def timing_options(command: F) -> F:
     """Add the options that `TimingOptions` has fields for."""
     for option in (
-        click.option(
-            "--double-texting",
-            type=click.Choice(get_args(DoubleTexting)),
-            help="What a message does while the agent works; by default it waits for the next step.",
-        ),
+        option_of("double_texting"),
         click.option(
             "--expires",
             metavar="TIME|DURATION",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from ast import literal_eval
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, wraps
 from importlib import import_module
 from pathlib import Path
@@ -32,6 +32,7 @@ SECTIONS = (
 )
 """The sections of `--help`, in order; one that is not listed comes last."""
 PACKAGES = ("commands", "tui")
+GENERATED = "generated"
 
 Options = TypeVar("Options")
 Result = TypeVar("Result")
@@ -79,12 +80,17 @@ def verbs_of(module: str, text: str) -> list[Verb]:
 def options_as(kind: type[Options]) -> Callable[[Callable[[Options], Result]], Callable[..., Result]]:
     """Call a verb with one value that holds its options, a dataclass with a field for each parameter of the command.
 
-    This is the only place where options of the command line become a value.
+    If it has the field `generated`, parameters without a field of their own are there, if they are given. This is the
+    only place where options of the command line become a value.
     """
+    known = {field.name for field in fields(kind)} if is_dataclass(kind) else set()
 
     def decorate(verb: Callable[[Options], Result]) -> Callable[..., Result]:
         @wraps(verb)
         def call(**values: Any) -> Result:
+            if GENERATED in known:
+                found = {name: values.pop(name) for name in values.keys() - known}
+                values[GENERATED] = {name: value for name, value in found.items() if value not in (None, ())}
             return verb(kind(**values))
 
         return call

@@ -59,7 +59,7 @@ class Change:
         """
         parts: dict[str, Any] = {"by": words_in(self.by, "by"), "reason": words_in(self.reason, "reason")}
         if self.agent is not None:
-            parts["agent"] = inputs.with_output(inputs.agent_in(self.agent, None), None)
+            parts["agent"] = inputs.agent_in(self.agent, None)
             await require_agent(store, parts["agent"])
         if self.loop is not None:
             if self.loop not in get_args(AgentKind):

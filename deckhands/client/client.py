@@ -7,36 +7,37 @@ Does not: start workers; `cluster` does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from datetime import datetime, timedelta
-from typing import Any, Self
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
+from typing import Any, Self, Unpack
 
 from pydantic import BaseModel
 
 from broker.contract.actions import MessageAction
-from broker.contract.events import AgentSpec, EventSource, Limits
+from broker.contract.events import AgentSpec, EventSource
 from broker.contract.interventions import DEFAULT_TIMEOUT_SECONDS
 from broker.contract.offered_models import named_models
 from broker.contract.specs import Tenancy
-from broker.contract.timing import DoubleTexting, MessagePolicy
+from broker.contract.timing import MessagePolicy
 from broker.log.admission import begun_before, check
 from broker.log.append_call import message_with
+from broker.log.live_text import LiveText, Piece
 from broker.runtime.errors import AdmissionRefused, UnknownConversation, UsageError
 from broker.runtime.settings import BrokerSettings
-from broker.runtime.tracing import checked_traceparent
 from deckhands.client.archived import forget, lend_upload, restore
-from deckhands.client.beginning import Beginning, begin, beginning_of
+from deckhands.client.beginning import begin
 from deckhands.client.changing import words_in
 from deckhands.client.deleting import delete
 from deckhands.client.forking import Point, copied_events, fork_of
 from deckhands.client.known_agents import require_models
 from deckhands.client.named_directory import require_served
 from deckhands.client.running_cluster import open_cluster
+from deckhands.client.secret_keeping import keep_secrets
 from deckhands.client.steering import Steering, switch_to
 from deckhands.client.tasks import inputs
 from deckhands.client.tasks.images import Image, image_urls_of
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.places import Directory
+from deckhands.client.tasks.spec import TaskFields, TaskSpec
 from deckhands.client.tasks.tasks import check_task
 from deckhands.client.transfers.commands import CommandResult, execute
 from deckhands.client.transfers.files import WorkspaceFiles
@@ -110,103 +111,72 @@ class Client(Steering):
 
     async def submit(
         self,
-        task: str,
+        task: str | TaskSpec,
         *,
         agent: AgentSpec | str | None = None,
-        model: str | None = None,
-        workspace: inputs.Directory | None = None,
-        limits: Limits | None = None,
-        upload: bytes | None = None,
-        images: Sequence[Image] = (),
         tools: Sequence[str] = (),
         output: type[BaseModel] | Mapping[str, Any] | None = None,
-        secrets: Mapping[str, str] | None = None,
-        headless: bool = True,
-        tenancy: Tenancy | None = None,
-        title: str = "",
-        labels: Mapping[str, str] | None = None,
-        not_before: datetime | None = None,
-        delay: timedelta | float | None = None,
-        expires: datetime | timedelta | float | None = None,
-        double_texting: DoubleTexting | None = None,
-        traceparent: str | None = None,
+        upload: bytes | None = None,
         conversation_id: str | None = None,
         idempotency_key: str | None = None,
+        role: str = "client",
+        **fields: Unpack[TaskFields],
     ) -> str:
         """Start a conversation with a task and return its id. Idempotent under the same `idempotency_key`.
 
         Args:
-            task: 1 to 100,000 characters.
+            task: 1 to 100,000 characters; or everything at once, as a `TaskSpec`.
             agent: its name, or all of its specification.
-            model: the model it uses; None: the one of its specification, or LLM_MODEL of the controller worker.
-            workspace: a path on the tool workers' machine, `git+https://…#ref`, the name of an archive or a bundle on
-                this machine, or a specification. None makes an empty directory.
-            upload: the file that the workspace's `UploadedSource` names.
-            images: pictures for the model: paths on this machine, bytes or addresses.
             tools: tools that tool workers offer, for the agent to use: keys, or patterns such as `github/*`.
             output: the form of the output that the agent must return when it finishes, as a Pydantic model or a JSON
                 Schema. The output is then in `Summary.outputs`. None leaves it to `agent.output`.
-            secrets: values by name, which commands may use and nobody may read.
-            headless: True if nobody can be asked.
-            tenancy: who it is for: whose budget pays, and who goes first where something is scarce.
-            title: for listings; the beginning of the task if empty.
-            labels: for selection; see `broker.contract.labels`.
-            not_before: the conversation begins at this time, with its zone; `delay`: so long after now, in seconds.
-            expires: if it has not begun by then, or after this many seconds, it ends in an error of the code `expired`.
-            double_texting: what a message does that comes while the agent works: `enqueue` (None means this), `reject`,
-                `interrupt` or `rollback`.
-            traceparent: the span that the conversation belongs to, as W3C Trace Context writes it.
+            upload: the file that the workspace's `UploadedSource` names.
             conversation_id: its id. None makes a new one, or takes the one that belongs to `idempotency_key`.
-            idempotency_key: the same key always means the same conversation, whatever else is passed.
+            idempotency_key: the same key always means the same conversation, whatever else is passed; None: that of the
+                `TaskSpec`.
+            role: what this process is, for its span.
+            fields: see `TaskFields`; `TaskSpec` describes each.
 
         Raises:
             UsageError: an argument is of another type or cannot be used, the id is taken, or no running worker knows
                 the agent, offers one of the tools or takes the directory.
             AdmissionRefused: nothing may begin now; says why, and when to try again.
         """
-        check_task(inputs.text_in(task, "task"))
-        place, upload = await asyncio.to_thread(inputs.workspace_in, workspace, upload)
-        beginning = Beginning(
-            task=task,
-            agent=inputs.with_output(inputs.agent_in(agent, model), output),
-            workspace=place,
-            limits=inputs.limits_in(limits),
-            upload=upload,
-            image_urls=await asyncio.to_thread(image_urls_of, images),
-            tools=inputs.tools_in(tools),
-            secrets=inputs.secrets_in(secrets),
-            headless=headless,
-            tenancy=inputs.tenancy_in(tenancy),
-            title=inputs.text_in(title, "title"),
-            labels=inputs.labels_in(labels),
-            timing=inputs.timing_in(not_before, delay, expires),
-            double_texting=inputs.policy_in(double_texting),
-            traceparent=checked_traceparent(traceparent),
-        )
-        conversation_id = inputs.id_in(conversation_id, idempotency_key)
-        await begin(self._masked, self.secrets, beginning, conversation_id, key=idempotency_key)
-        return conversation_id
-
-    async def submit_request(
-        self,
-        request: TaskRequest,
-        *,
-        images: Sequence[Image] = (),
-        conversation_id: str | None = None,
-        role: str = "client",
-    ) -> str:
-        """Start a conversation as a producer asked for it, and return its id; see `submit` for what is raised.
-
-        Args:
-            images: see `submit`.
-            conversation_id: its id. None makes a new one, or takes the one that belongs to the request's key.
-            role: what this process is, for its span.
-        """
-        key = request.idempotency_key
+        if not isinstance(task, TaskSpec):
+            build = partial(inputs.spec_in, task, agent=agent, tools=tools, output=output, upload=upload, **fields)
+            spec, upload = await asyncio.to_thread(build)
+        elif agent is not None or tools or output is not None or fields:
+            raise UsageError("A TaskSpec has all fields of its task.", remedy="Pass it alone, or pass the task's text.")
+        else:
+            spec = task
+        key = spec.idempotency_key if idempotency_key is None else idempotency_key
         conversation_id = inputs.id_in(conversation_id, key)
-        beginning = replace(beginning_of(request), image_urls=await asyncio.to_thread(image_urls_of, images))
-        await begin(self._masked, self.secrets, beginning, conversation_id, key=key, role=role)
+        await begin(self._masked, self.secrets, spec, conversation_id, key=key, upload=upload, role=role)
         return conversation_id
+
+    async def exists(self, conversation_id: str) -> bool:
+        """Return whether the store has a conversation."""
+        try:
+            await self.row(conversation_id)
+        except UnknownConversation:
+            return False
+        return True
+
+    async def last_id(self, conversation_id: str) -> int:
+        """Return the id of the last event; raises UnknownConversation."""
+        return await self.log.last_id(conversation_id)
+
+    async def announce(self, conversation_id: str) -> None:
+        """Announce a reader of replies as they are written; without one, models are not asked for pieces."""
+        await LiveText(self.store, conversation_id).announce()
+
+    def pieces(self, conversation_id: str) -> AsyncGenerator[Piece]:
+        """Yield the pieces of replies while they are written; some may be missing."""
+        return LiveText(self.store, conversation_id).watch()
+
+    async def set_secrets(self, conversation_id: str, secrets: Mapping[str, str]) -> None:
+        """Add secrets, or replace those of the same names; values are in no log."""
+        await keep_secrets(self.secrets, conversation_id, secrets)
 
     async def fork(
         self,
@@ -214,7 +184,7 @@ class Client(Steering):
         *,
         at: int | None = None,
         model: str | None = None,
-        workspace: inputs.Directory | None = None,
+        workspace: Directory | None = None,
         title: str = "",
         labels: Mapping[str, str] | None = None,
         tenancy: Tenancy | None = None,

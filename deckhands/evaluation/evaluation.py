@@ -25,6 +25,7 @@ from broker.runtime.errors import AdmissionRefused, DeckhandsError, UsageError
 from broker.runtime.ids import jitter
 from deckhands.client.client import Client
 from deckhands.client.forking import Point
+from deckhands.client.tasks.spec import MAX_TITLE
 from deckhands.client.tasks.tasks import conversation_id_of
 from deckhands.client.transfers.packed_files import TooLarge
 from deckhands.client.watcher import UNREADABLE, End, Until
@@ -203,6 +204,8 @@ class Evaluation:
         limits: Limits | None = None,
         images: Sequence[str] = (),
     ) -> str:
+        # Files of an instance are no instructions, unless its plan or its set-up says so.
+        agent = agent.model_copy(update={"enable_workspace_skills": agent.enable_workspace_skills})
         while True:
             try:
                 return await self._client.submit(
@@ -212,7 +215,7 @@ class Evaluation:
                     upload=upload,
                     limits=limits,
                     images=images,
-                    title=title,
+                    title=title[:MAX_TITLE],
                     labels={LABEL: self._plan.name},
                     tenancy=Tenancy(tenant=self._plan.tenant, experiment=self._plan.name, priority="batch"),
                     idempotency_key=key,

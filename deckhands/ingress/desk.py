@@ -11,7 +11,6 @@ from typing import Any
 from broker.celery.door_results import TaskResults
 from broker.contract.agent_state import AgentState
 from broker.contract.events import Event
-from broker.contract.timing import Timing
 from broker.contract.workspace_sources import UploadedSource
 from broker.coordination.stored_files import content_name
 from broker.log.event_log import EventLog
@@ -19,11 +18,11 @@ from broker.log.expiry import EXPIRED_CODE
 from broker.runtime.errors import OutcomeUnknown, StoreMisconfigured, StoreUnavailable
 from broker.store.connection import texts_by_name
 from broker.store.store import Store
-from deckhands.client.beginning import begin, beginning_of
+from deckhands.client.beginning import begin
 from deckhands.client.client import Client
 from deckhands.client.reader import with_words
 from deckhands.client.reading.summary import Summary, Tally, summarize, words_in
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.client.tasks.tasks import conversation_of_task
 from deckhands.client.watcher import Until
 from deckhands.ingress.callers import CELERY, STREAM, Caller, Callers
@@ -76,34 +75,32 @@ class Desk:
 
     async def begin(
         self,
-        request: TaskRequest,
+        spec: TaskSpec,
         conversation_id: str,
         key: str,
         *,
         awaited: str = "",
-        timing: Timing | None = None,
         archive: bytes | None = None,
     ) -> None:
         """Begin a conversation. Idempotent.
 
         Args:
             awaited: who waits for it; empty: nobody.
-            timing: when it may begin; None: as the request says.
             archive: a tar file that its workspace, which must start empty, starts with.
 
         Raises:
-            UsageError: what the request names is not here.
+            UsageError: what the task names is not here.
         """
-        what = beginning_of(request)
         if archive is not None:
             source = UploadedSource(name=ARCHIVE, format="tar", parcel=content_name(archive))
-            what = replace(what, upload=archive, workspace=what.workspace.model_copy(update={"source": source}))
+            spec = spec.model_copy(update={"workspace": spec.place().model_copy(update={"source": source})})
         await begin(
             self.log,
             self.client.secrets,
-            what if timing is None else replace(what, timing=timing),
+            spec,
             conversation_id,
             key=key,
+            upload=archive,
             awaited=awaited,
             offers_limit_seconds=self.offers_limit_seconds,
             role="door",

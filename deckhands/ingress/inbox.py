@@ -42,7 +42,7 @@ from broker.secrets.masking import MASK
 from broker.store.connection import Argument
 from broker.store.group_reader import GroupReader
 from broker.store.keys import INBOX
-from deckhands.client.tasks.requests import MAX_KEY_CHARS, TaskRequest
+from deckhands.client.tasks.spec import MAX_KEY_CHARS, TaskSpec
 from deckhands.client.tasks.tasks import conversation_id_of
 from deckhands.ingress.callers import STREAM, Caller
 from deckhands.ingress.desk import STORE_FAILS, Desk
@@ -81,7 +81,7 @@ class _Failed(DeckhandsError):
     code = "internal"
 
 
-class InboxRequest(TaskRequest):
+class InboxRequest(TaskSpec):
     """What an entry asks for: a task, and the producer's own id.
 
     Attributes:
@@ -373,12 +373,11 @@ class Inbox:
         caller = Caller(conversation_id, STREAM, reply_to, request_id, is_headless=request.headless)
         if reply_to:
             await self._desk.callers.keep(caller)
-        task = TaskRequest.model_validate(request.model_dump(exclude={"id"}))
-        timing = task.timing()
+        timing = request.timing()
         if timing.delay_seconds is not None or isinstance(timing.expires, float):
             timing = timing.after(await self._age_seconds(entry))
         awaited = caller.awaited if reply_to else ""
-        await self._desk.begin(task, conversation_id, request_id, awaited=awaited, timing=timing)
+        await self._desk.begin(request.with_timing(timing), conversation_id, request_id, awaited=awaited)
         return caller
 
     async def _age_seconds(self, entry: str) -> float:

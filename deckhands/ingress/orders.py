@@ -18,7 +18,7 @@ from broker.runtime.ids import check_conversation_id
 from deckhands.client.appending import append
 from deckhands.client.confirmations import answer_to, asked_about
 from deckhands.client.tasks.inputs import id_in
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.client.tasks.tasks import check_task
 from deckhands.ingress.desk import Desk, conversation_of_task
 from deckhands.ingress.earlier_results import follow
@@ -88,9 +88,9 @@ class Orders:
             raise refused
         following = follow(previous, options)
         refuse_key(following.fields)
-        request, _ = within(TaskRequest.parse(following.fields), time_limits)
-        timing = timing_of(request, eta, expires, self._desk.store.clock.now())
-        await self._desk.begin(request, conversation_id, task_id, timing=timing, archive=following.archive)
+        request, _ = within(TaskSpec.parse(following.fields), time_limits)
+        spec = request.with_timing(timing_of(request, eta, expires, self._desk.store.clock.now()))
+        await self._desk.begin(spec, conversation_id, task_id, archive=following.archive)
         return conversation_id
 
     async def carry_out(

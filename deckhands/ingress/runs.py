@@ -33,7 +33,7 @@ from broker.runtime.clock import to_millis
 from broker.runtime.errors import AdmissionRefused, UsageError
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_key
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.ingress.callers import CELERY, Caller
 from deckhands.ingress.desk import EXPIRED, REVOKED, SUCCESS, Desk, conversation_of_task
 from deckhands.ingress.earlier_results import follow
@@ -75,7 +75,7 @@ class RunMessage:
     refused: UsageError | None = None
     shown: Mapping[str, Any] = field(default_factory=dict)
 
-    def request(self) -> tuple[TaskRequest, bytes | None, str]:
+    def request(self) -> tuple[TaskSpec, bytes | None, str]:
         """Return what is asked for, the file that its workspace starts with, and the time limit that bounds it.
 
         The time limit is the name of its exception; empty: none bounds the run.
@@ -87,7 +87,7 @@ class RunMessage:
             raise self.refused
         following = follow(self.previous, self.options)
         refuse_key(following.fields)
-        request, time_limit = within(TaskRequest.parse(following.fields), self.time_limits)
+        request, time_limit = within(TaskSpec.parse(following.fields), self.time_limits)
         if request.priority is None and self.priority:
             request = request.model_copy(update={"priority": priority_of(self.priority)})
         return request, following.archive, time_limit
@@ -141,8 +141,8 @@ class Runs:
             return
         failpoint("door.before_begin")
         try:
-            timing = timing_of(request, message.eta, message.expires, desk.store.clock.now())
-            await desk.begin(request, conversation_id, message.task_id, awaited=CELERY, timing=timing, archive=archive)
+            spec = request.with_timing(timing_of(request, message.eta, message.expires, desk.store.clock.now()))
+            await desk.begin(spec, conversation_id, message.task_id, awaited=CELERY, archive=archive)
         except (UsageError, AdmissionRefused):
             await desk.callers.forget(conversation_id)
             raise
@@ -320,7 +320,7 @@ def _ends(event: Event) -> bool:
     return isinstance(event, AgentStateChangedObservation) and event.agent_state in TERMINAL_STATES
 
 
-def timing_of(request: TaskRequest, eta: datetime | None, expires: datetime | None, now: datetime) -> Timing:
+def timing_of(request: TaskSpec, eta: datetime | None, expires: datetime | None, now: datetime) -> Timing:
     """Return when a conversation may begin: what the message says and what the request says both hold."""
     begins = [moment for moment in (eta, request.timing().begins(now)) if moment is not None]
     ends = [moment for moment in (expires, request.timing().ends(now)) if moment is not None]
@@ -330,7 +330,7 @@ def timing_of(request: TaskRequest, eta: datetime | None, expires: datetime | No
     return Timing(not_before=due, expires=min(ends, default=None))
 
 
-def within(request: TaskRequest, time_limits: Sequence[Any] | None) -> tuple[TaskRequest, str]:
+def within(request: TaskSpec, time_limits: Sequence[Any] | None) -> tuple[TaskSpec, str]:
     """Return a request whose agent also keeps to Celery's time limits, and the exception of the one that bounds it.
 
     Args:

@@ -25,7 +25,7 @@ from deckhands.client.client import Client
 from deckhands.client.reader import with_words
 from deckhands.client.reading.summary import summarize
 from deckhands.client.tasks.inputs import id_in, labels_in
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.client.tasks.tasks import conversation_of_task
 from deckhands.server.dependencies import (
     OFFERS_SECONDS,
@@ -67,7 +67,7 @@ STATES = frozenset({*(state.value for state in AgentState), WAITING, SCHEDULED})
 Act = Callable[[Client], Awaitable[Any]]
 
 
-def _body(principal: Principal, request: TaskRequest) -> TaskRequest:
+def _body(principal: Principal, request: TaskSpec) -> TaskSpec:
     """Return a request, limited to the key's tenant.
 
     Raises:
@@ -82,14 +82,14 @@ def _body(principal: Principal, request: TaskRequest) -> TaskRequest:
     return request.model_copy(update={"tenant": principal.tenant})
 
 
-def _continued(request: Request, task: TaskRequest) -> TaskRequest:
+def _continued(request: Request, task: TaskSpec) -> TaskSpec:
     """Return the task with the trace of the request, if its header names one."""
     found = checked_traceparent(request.headers.get("traceparent"))
     return task if found is None or task.traceparent else task.model_copy(update={"traceparent": found})
 
 
 async def begin(
-    gateway: Gateway, principal: Principal, task: TaskRequest, own: str | None, *, is_watched: bool = False
+    gateway: Gateway, principal: Principal, task: TaskSpec, own: str | None, *, is_watched: bool = False
 ) -> str:
     """Begin a conversation for a principal, and return its id. Idempotent under the same key; see `Client.submit`.
 
@@ -104,8 +104,7 @@ async def begin(
     await gateway.uploads.require(conversation_id, source)
     if is_watched:
         await LiveText(gateway.store, conversation_id).announce()
-    images = task.images if isinstance(task, NewConversation) else ()
-    begun = await gateway.client.submit_request(request, images=images, conversation_id=conversation_id, role="server")
+    begun = await gateway.client.submit(request, conversation_id=conversation_id, role="server")
     await gateway.uploads.claim(principal.tenant, conversation_id, source)  # after it: what is refused keeps its end
     return begun
 
@@ -114,7 +113,7 @@ async def begin_once(
     gateway: Gateway,
     principal: Principal,
     request: Request,
-    task: TaskRequest,
+    task: TaskSpec,
     key: str | None,
     *,
     is_watched: bool = False,

@@ -22,8 +22,8 @@ from broker.log.conversations import ConversationRow
 from broker.log.selection import Place
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import is_conversation_id
-from deckhands.client.tasks.images import MAX_IMAGES
-from deckhands.client.tasks.requests import MAX_SECRETS, MAX_TOOLS, TaskRequest
+from deckhands.client.tasks.images import MAX_IMAGES, ImageUrl
+from deckhands.client.tasks.spec import MAX_SECRETS, MAX_TOOLS, TaskSpec
 from deckhands.client.tasks.tasks import MAX_TASK_CHARS
 from deckhands.server.dependencies import MAX_EVENT_ID, MAX_REASON
 from deckhands.server.openapi.json_body import JsonBody
@@ -34,24 +34,14 @@ MOMENT = "2026-03-01T06:00:00Z"
 EVENT = {"id": 2, "kind": "action.message", "source": "user", "content": "List the files", "wait_for_response": False}
 
 
-ImageUrl = Annotated[str, Field(pattern=r"^(https?://|data:image/)")]
-"""Never a path, which would be one on the server's machine."""
-
-
 class Begun(BaseModel):
     """A conversation that has begun."""
 
     conversation_id: str = Field(examples=[ID])
 
 
-class NewConversation(JsonBody, TaskRequest):
-    """A task, with pictures.
-
-    Attributes:
-        images: pictures that belong to the task: addresses, or data URLs.
-    """
-
-    images: Annotated[tuple[ImageUrl, ...], Field(max_length=MAX_IMAGES)] = ()
+class NewConversation(JsonBody, TaskSpec):
+    """A task."""
 
 
 class Conversation(BaseModel):

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from broker.contract.offered_models import ModelNotOffered
 from broker.runtime.errors import UsageError
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.operations.schedules.book import Check, Entry, ScheduleBook
 from deckhands.operations.schedules.schedule import CATCH_UP_SECONDS, LABEL, NAME_PATTERN, Overlap, Schedule
 from deckhands.server.dependencies import MATCHED, GatewayOf, IfMatch, OperatorOfAll, Reason, Why, etag_of
@@ -33,7 +33,7 @@ class NewSchedule(JsonBody):
     zone: str = Field(default="UTC", examples=["Europe/Berlin"])
     overlap: Overlap = "skip"
     catch_up_seconds: float = Field(default=CATCH_UP_SECONDS, ge=0, strict=True)
-    request: TaskRequest = Field(examples=[{"task": "Update the dependencies"}])
+    request: TaskSpec = Field(examples=[{"task": "Update the dependencies"}])
     reason: str = Field(min_length=1, max_length=500, examples=["asked for by the platform team"])
 
 

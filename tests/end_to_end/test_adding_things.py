@@ -6,6 +6,7 @@ Holds: nothing of the repository is changed; the copies are made of what is on t
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shutil
 import subprocess
@@ -36,6 +37,7 @@ LIMITS = {
     "A provider": 2,
     "An agent": 1,
     "A verb of the command line": 2,
+    "A field of a task": 4,
 }
 """How many files each may touch."""
 
@@ -102,6 +104,19 @@ class Tree:
             check=False,
         )
         return Done(done.returncode, done.stdout, done.stderr)
+
+    def python(self, program: str) -> str:
+        """Run a program with this copy and return what it prints."""
+        done = subprocess.run(
+            (sys.executable, "-P", "-c", program),
+            env=environment(self.path / "home", PYTHONPATH=str(self.path)),
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def run(self, task: str, *options: str | Path, model: str, **variables: str) -> list[dict[str, object]]:
         """Run a task and return its events, and the summary behind them."""
@@ -224,3 +239,47 @@ def test_a_verb(tree: Tree) -> None:
     assert "hello" in tree.deckhands("--help").out
     assert tree.deckhands("hello", "Ada").out == "Hello, Ada.\n"
     assert tree.deckhands("hello", "Ada", "--json").json == [{"greeting": "Hello, Ada."}]
+
+
+EVERY_WAY_IN = """
+import json, sys
+from broker.contract.events import WorkspaceSpec
+from deckhands import AsyncConversation, Conversation, TaskSpec
+from deckhands.client.tasks.inputs import spec_in
+from deckhands.ingress.inbox import InboxRequest
+from deckhands.ingress.runs import RunMessage
+from deckhands.server.models import NewConversation
+from deckhands.server.schedules import NewSchedule
+
+given = {"guidance": "Speak French."}
+body = {"task": "Greet.", **given}
+schedule = NewSchedule.model_validate({"cron": "* * * * *", "reason": "daily", "request": body})
+found = {
+    "http": NewConversation.model_validate(body),
+    "inbox": InboxRequest.parse(body),
+    "celery": RunMessage("id", ["Greet."], given, {}).request()[0],
+    "schedule": schedule.request,
+    "store of schedules": TaskSpec.parse(schedule.request.model_dump(mode="json")),
+    "python": spec_in("Greet.", **given)[0],
+}
+assert {spec.guidance for spec in found.values()} == {"Speak French."}, found
+place = WorkspaceSpec(sandbox="none")
+AsyncConversation(**given)
+with Conversation(model=MODEL, workspace=place, **given) as conversation:
+    conversation.run("Greet.")
+    print(json.dumps([event.export() for event in conversation.events()], default=str))
+"""
+
+
+def test_a_field_of_a_task(tree: Tree) -> None:
+    touched = tree.apply("A field of a task")
+    assert all(name.startswith(PACKAGES) for name in touched)
+    model = script(tree.path / "m.json", finish("Bonjour."))
+    by_option = tree.run("Greet.", "--guidance", "Speak French.", model=model)
+    by_keyword = json.loads(tree.python(EVERY_WAY_IN.replace("MODEL", repr(model))))
+    for events in (by_option, by_keyword):
+        assert only(events, "conversation.created")["guidance"] == "Speak French."
+        assert only(events, "observation.recall")["conversation_instructions"] == "Speak French."
+    listed = tree.deckhands("submit", "--help").out
+    assert "--guidance TEXT" in listed
+    assert "What the agent must keep to" in listed

@@ -18,6 +18,7 @@ from broker.contract.policies import ConfirmationPolicy
 from broker.runtime.errors import UsageError
 from deckhands.client.reading.summary import ExitCode
 from deckhands.client.runs.headless import Task, Watcher, run_on_cluster
+from deckhands.client.tasks.spec import TaskSpec
 from tests.faults.conftest import cluster, durable_cluster  # noqa: F401  (fixtures)
 from tests.faults.harness import FaultCluster, steps
 from tests.integration.command_line import COMMAND, deckhands, environment, finish, script
@@ -34,7 +35,7 @@ def task(root: Path) -> Task:
     folder = root / "work" / "folder"
     folder.mkdir(parents=True)
     agent = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"), confirmation=ALWAYS)
-    return Task("do it", agent=agent, workspace=WorkspaceSpec(path=str(folder), sandbox="none"))
+    return Task(TaskSpec(task="do it", agent=agent, workspace=WorkspaceSpec(path=str(folder), sandbox="none")))
 
 
 @pytest.mark.parametrize(("agrees", "code"), [(True, ExitCode.FINISHED), (False, ExitCode.NEEDS_PERSON)])

@@ -109,7 +109,7 @@ def test_bad_lines_are_listed_and_nothing_is_submitted(env: dict[str, str], tmp_
     ("line", "why"),
     [
         ({"output": {"type": 3}}, "schema"),
-        ({"task": " "}, "The task is empty"),
+        ({"task": " "}, "task: it is empty"),
         ({"labels": {f"l{n}": "x" for n in range(32)}}, "labels"),
         ({"workspace": "git+https://"}, "workspace"),
     ],

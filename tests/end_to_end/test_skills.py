@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from deckhands import Conversation
 from tests.integration.command_line import deckhands, environment, finish, script
 
 
@@ -29,3 +30,16 @@ def test_run_reads_the_instructions_of_workspace_and_person(monkeypatch, tmp_pat
         *("conversation.created", "action.message", "action.system", "action.survey", "observation.survey"),
         *("action.recall", "observation.agent_state_changed", "observation.recall"),
     ]
+
+
+def test_program_reads_repository_as_command_line_does(monkeypatch, tmp_path):
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    (workspace / "AGENTS.md").write_text("Use tabs.")
+    for name, value in environment(tmp_path / "deckhands", DECKHANDS_SANDBOX="none").items():
+        monkeypatch.setenv(name, value)
+    with Conversation(workspace=workspace, model=script(tmp_path / "m.json", finish("Done."))) as conversation:
+        conversation.run("Write the changelog.")
+        events = conversation.events()
+    (recall,) = [event for event in events if event.kind == "observation.recall"]
+    assert recall.repo_instructions == "Use tabs."

@@ -115,6 +115,7 @@ class FaultCluster:
         self._scripts += 1
         script = self.root / f"script-{self._scripts}.json"
         script.write_text(json.dumps({"description": "fault test", "latency_seconds": latency, "turns": list(turns)}))
+        spec.setdefault("enable_workspace_skills", False)
         agent = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"), **spec)
         ids = []
         for _ in range(count):

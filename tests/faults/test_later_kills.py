@@ -66,7 +66,7 @@ async def test_whatever_dies_each_begins_in_its_time(cluster: FaultCluster, prod
     start_workers(cluster)
     client, store = cluster.client, cluster.client.store
     expected: dict[str, Any] = producer.options(saying("done"))
-    by_client = await client.submit_request(request_of(expected, delay=DAY), conversation_id="by-client")
+    by_client = await client.submit(request_of(expected, delay=DAY), conversation_id="by-client")
     task = producer.run(turns=saying("done"), countdown=int(DAY))
     await put(store, {**producer.options(saying("done")), "task": "x", "id": "a", "delay": DAY})
     ids = [by_client, conversation_of_task(task.id), conversation_id_of("inbox:shop:a")]
@@ -109,9 +109,9 @@ async def has_replies(cluster: FaultCluster, number: int) -> bool:
 
 
 def request_of(options: dict[str, Any], **fields: Any) -> Any:
-    from deckhands.client.tasks.requests import TaskRequest
+    from deckhands.client.tasks.spec import TaskSpec
 
-    return TaskRequest.parse({"task": "x", **options, **fields})
+    return TaskSpec.parse({"task": "x", **options, **fields})
 
 
 async def test_expired_conversation_is_answered_without_any_worker(cluster: FaultCluster, producer: Producer) -> None:
@@ -122,7 +122,7 @@ async def test_expired_conversation_is_answered_without_any_worker(cluster: Faul
     await cluster.until(lambda: has_members(cluster, 2), limit=LIMIT_SECONDS)
     cluster.kill("c1")
     assert controller.poll() is not None
-    by_client = await client.submit_request(request_of(options, expires=DAY), conversation_id="by-client")
+    by_client = await client.submit(request_of(options, expires=DAY), conversation_id="by-client")
     task = producer.run(turns=saying("too late"), expires=DAY)
     await put(store, {**producer.options(saying("too late")), "task": "x", "id": "a", "expires": DAY})
     ids = [by_client, conversation_of_task(task.id), conversation_id_of("inbox:shop:a")]
@@ -138,7 +138,7 @@ async def test_expired_conversation_is_answered_without_any_worker(cluster: Faul
     settled = (await replies(store))[-1]
     assert (settled.event, settled.content["error_code"]) == ("settled", "expired")
     start_workers(cluster)
-    later = await client.submit_request(request_of(producer.options(saying("in time")), expires=DAY))
+    later = await client.submit(request_of(producer.options(saying("in time")), expires=DAY))
     assert (await client.wait_until_settled(later, timeout_seconds=LIMIT_SECONDS)).state == "finished"
     assert [row.last_event_id for row in await Conversations(store).rows(ids)] == [3, 3, 3]
 
@@ -152,7 +152,7 @@ async def test_waiting_conversation_can_be_cancelled_started_and_continued(
     names = ("cancelled", "resumed", "paused")
     for name in names:
         request = request_of(producer.options(saying("done")), not_before=datetime.now(UTC) + timedelta(days=1))
-        await client.submit_request(request, conversation_id=name)
+        await client.submit(request, conversation_id=name)
     assert (await client.cancel("cancelled", wait_seconds=LIMIT_SECONDS)).state == "stopped"
     await client.resume("resumed")
     await client.pause("paused")

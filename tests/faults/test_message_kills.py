@@ -11,7 +11,7 @@ from broker.contract.double_texting import taken_back
 from broker.contract.observations import CmdOutputObservation, ErrorObservation
 from broker.runtime.errors import ConversationBusy
 from controller_worker.loop.replay import replay
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 from tests.faults.harness import FaultCluster, steps
 
 PLACES = ("before_append", "after_append")
@@ -24,8 +24,8 @@ async def submit(cluster: FaultCluster, policy: str, *, seconds: float) -> str:
     folder = cluster.root / "work" / "w"
     folder.mkdir(parents=True)
     options: dict[str, Any] = {"model": f"scripted/{script}", "workspace": {"path": str(folder), "sandbox": "none"}}
-    request = TaskRequest.parse({"task": "do it", "double_texting": policy, **options})
-    conversation_id = await cluster.client.submit_request(request)
+    request = TaskSpec.parse({"task": "do it", "double_texting": policy, **options})
+    conversation_id = await cluster.client.submit(request)
     (cluster.root / f"{conversation_id}.where").write_text(str(folder))
     await cluster.until(lambda: "begin-0" in cluster.effects(conversation_id), what="a running command")
     return conversation_id

@@ -6,7 +6,7 @@ from collections import Counter
 from datetime import timedelta
 
 from broker.coordination.membership import members
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.operations.jobs.ticking import conversation_of
 from deckhands.operations.schedules.book import ScheduleBook
 from deckhands.operations.schedules.schedule import LABEL, Schedule
@@ -25,7 +25,7 @@ async def test_whichever_beat_and_worker_die_each_tick_begins_one_conversation(c
     book = ScheduleBook(client.store, client.secrets)
     await cluster.until(lambda: are_there(cluster), limit=LIMIT_SECONDS, what="the workers")
     for name in NAMES:
-        request = TaskRequest.parse({"task": "x", "labels": {LABEL: name}, "model": "scripted/nowhere"})
+        request = TaskSpec.parse({"task": "x", "labels": {LABEL: name}, "model": "scripted/nowhere"})
         await book.add(Schedule(name=name, cron="* * * * *", overlap="enqueue"), request)
     due = (await book.now()).replace(second=0, microsecond=0)
     schedules_due = client.store.all_shards[0].schedules_due

@@ -12,7 +12,7 @@ from broker.celery.jobs_app import PREFIX, QUEUE
 from broker.contract.specs import Tenancy
 from broker.runtime.settings import BrokerSettings
 from deckhands.client.client import Client
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.operations.jobs.job import JobServices
 from deckhands.operations.jobs.telling import book_of
 from deckhands.operations.schedules.book import ScheduleBook
@@ -53,7 +53,7 @@ async def test_silent_receiver_delays_no_schedule_or_other_tenant(
             app.send_task(f"{PREFIX}webhooks", queue=QUEUE, ignore_result=True)
             await cluster.until(lambda: len(taken) >= 4, what="requests to the silent receiver")
             schedules = ScheduleBook(client.store, client.secrets)
-            await schedules.add(Schedule(name="honest", cron="* * * * *"), TaskRequest(task="look", model="scripted/x"))
+            await schedules.add(Schedule(name="honest", cron="* * * * *"), TaskSpec(task="look", model="scripted/x"))
             names = client.store.all_shards[0]
             now = await schedules.now()
             due_ms = int(now.replace(second=0, microsecond=0).timestamp() * 1000)

@@ -32,7 +32,7 @@ async def settle(client: Client, cid: str, name: str) -> None:
 
 
 async def test_a_task_begins_a_conversation(client):
-    agent = AgentSpec(llm=LLMSpec(model="acme/large"))
+    agent = AgentSpec(llm=LLMSpec(model="acme/large"), enable_workspace_skills=True)
     cid = await client.submit("Fix it.\nPlease.", agent=agent, workspace=WorkspaceSpec(path="/srv/p"))
     created, message = await client.events(cid)
     assert (created.conversation_id, created.title, created.agent, created.headless) == (cid, "Fix it.", agent, True)

@@ -16,7 +16,7 @@ from broker.store.store import Store
 from deckhands.client.client import Client
 from deckhands.client.task_files.submission import submit
 from deckhands.client.task_files.task_file import TaskLine, opened
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.ingress.desk import Desk, conversation_of_task
 from deckhands.ingress.inbox import Inbox
 from deckhands.ingress.runs import RunMessage, Runs
@@ -95,7 +95,7 @@ async def test_a_file_of_tasks_waits_and_is_submitted_whole(client: Client) -> N
         assert not was_there
         begun.append(line.conversation_id)
 
-    def complete(request: TaskRequest) -> TaskRequest:
+    def complete(request: TaskSpec) -> TaskSpec:
         return request
 
     with opened("-", lambda: io.BytesIO(lines.encode()), form="jsonl", batch="b", complete=complete) as tasks:

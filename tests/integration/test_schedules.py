@@ -15,7 +15,7 @@ from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.store.store import Store
 from controller_worker.agents.registry import known_agents
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.operations.jobs.job import JobServices
 from deckhands.operations.jobs.ticking import begin_due, conversation_of, tick
 from deckhands.operations.schedules.book import ScheduleBook
@@ -35,7 +35,7 @@ class Cluster:
 
     async def add(self, request: dict[str, Any] | None = None, **fields: Any) -> None:
         schedule = Schedule(**{"name": NAME, "cron": "0 6 1 1 *"} | fields)
-        await self.book.add(schedule, TaskRequest.parse({"task": "look", **(request or {})}))
+        await self.book.add(schedule, TaskSpec.parse({"task": "look", **(request or {})}))
 
     async def come_due(self, moment: datetime | None = None, *, name: str = NAME) -> datetime:
         """Let the schedule's next tick be at a moment, and another one each minute."""
@@ -118,7 +118,7 @@ async def test_tick_of_a_worker_dying_after_its_start_runs(cluster: Cluster, mon
     due = await cluster.come_due()
     client, book = cluster.services.client, cluster.book
     entry = await book.entry(NAME)
-    await client.submit_request(book.request_of(entry.schedule), conversation_id=conversation_of(NAME, due))
+    await client.submit(book.request_of(entry.schedule), conversation_id=conversation_of(NAME, due))
     await cluster.tick(minutes_later=1)  # it is noted, and the next tick has come meanwhile
     assert (await cluster.standing()).last_tick == due
     await cluster.tick()
@@ -231,7 +231,7 @@ async def test_a_schedule_is_written_whole_or_not_at_all(cluster: Cluster) -> No
     book = Interrupted(cluster.store, cluster.services.client.secrets)
     book.happens = None  # which cannot be called: as if the process had died
     with pytest.raises(TypeError):
-        await book.add(Schedule(name=NAME, cron="0 6 1 1 *"), TaskRequest.parse({"task": "look"}))
+        await book.add(Schedule(name=NAME, cron="0 6 1 1 *"), TaskSpec.parse({"task": "look"}))
     assert await cluster.book.all() == []
     await cluster.add()
     assert (await cluster.book.entry(NAME)).due is not None

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.client.tasks.tasks import conversation_of_task
 from tests.door_parts import saying
 from tests.integration.command_line import run_command, script
@@ -161,8 +161,8 @@ async def test_the_models_on_offer_are_listed(server: Served, client: httpx2.Asy
 
 async def test_a_listing_finds_the_conversation_of_a_task(server: Served, client: httpx2.AsyncClient) -> None:
     begun_by_task = conversation_of_task("shop-17")
-    request = TaskRequest(task="do it", tenant="acme")
-    await server.client.submit_request(request, conversation_id=begun_by_task)
+    request = TaskSpec(task="do it", tenant="acme")
+    await server.client.submit(request, conversation_id=begun_by_task)
 
     async def listed(client: httpx2.AsyncClient, **query: str) -> list[str]:
         answer = await client.get("/conversations", params=query)

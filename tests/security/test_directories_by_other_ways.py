@@ -22,7 +22,7 @@ from broker.runtime.errors import DeckhandsError
 from deckhands.client.client import Client
 from deckhands.client.task_files.submission import submit
 from deckhands.client.task_files.task_file import opened as opened_tasks
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.ingress.desk import conversation_of_task
 from deckhands.operations.jobs.ticking import begin_due
 from deckhands.operations.schedules.book import ScheduleBook
@@ -128,7 +128,7 @@ class Ways:
             request = self.request(workspace)
             names.append(f"look-{self.number}")
             with suppress(DeckhandsError):
-                wanted = TaskRequest.parse({"task": "look", **request})
+                wanted = TaskSpec.parse({"task": "look", **request})
                 await self.book.add(Schedule(name=names[-1], cron="* * * * *"), wanted)
                 score = int(due.timestamp() * 1000)
                 await self.client.store.connection.call("ZADD", self.names.schedules_due, score, names[-1])
@@ -161,7 +161,7 @@ class Ways:
         self.number += 1
         name, is_source = f"{way}-{self.number}", workspace.startswith("git+")
         try:
-            spec = TaskRequest.parse({"task": "look", "workspace": workspace}).place() if is_source else None
+            spec = TaskSpec.parse({"task": "look", "workspace": workspace}).place() if is_source else None
             created = ConversationCreated(
                 conversation_id=name,
                 agent=AgentSpec(llm=LLMSpec(model=self.model)),

@@ -14,7 +14,7 @@ from broker.coordination.unreadable import Unreadable
 from broker.log.expiry import EXPIRED_CODE, expire
 from broker.store import keys
 from broker.store.store import Store
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.ingress.desk import Desk, conversation_of_task
 from deckhands.ingress.inbox import Inbox
 from deckhands.ingress.outcome_watcher import BATCH, OutcomeWatcher
@@ -112,7 +112,7 @@ async def test_what_cannot_be_ended_keeps_nothing_else_from_expiring(desk: Desk)
         await call("HSET", f"{names.root}:c:{damaged}:meta", "planned", "waiting", "last_id", "x")
         await call("ZADD", f"{names.root}:expiring", 0, damaged)
         await call("ZADD", f"{names.root}:expiring", 0, b"\xff%d" % number)
-    request = TaskRequest.parse(OPTIONS | {"expires": 0.05})
+    request = TaskSpec.parse(OPTIONS | {"expires": 0.05})
     await desk.begin(request, "victim", "victim")
     door = await a_door(desk)
 

@@ -15,7 +15,7 @@ from broker.coordination.unreadable import Unreadable
 from broker.runtime.errors import CorruptEntry, StoreRefused, UsageError
 from broker.store import keys
 from broker.store.store import Store
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.operations.schedules.book import ScheduleBook
 from deckhands.operations.schedules.schedule import Schedule
 from tests.door_parts import Producer, saying
@@ -109,7 +109,7 @@ class Crew:
     async def work_by_schedule(self) -> None:
         """Carry out what a schedule begins, which a beat and a worker of jobs see to."""
         book, names = ScheduleBook(self.store, self.cluster.client.secrets), self.store.all_shards[0]
-        request = TaskRequest.parse({"task": "look", **self.producer.options(saying("on schedule"))})
+        request = TaskSpec.parse({"task": "look", **self.producer.options(saying("on schedule"))})
 
         async def is_written() -> bool:  # what stands in its place is moved away by the job
             with suppress(StoreRefused):

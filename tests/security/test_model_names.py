@@ -37,7 +37,7 @@ from controller_worker.providers.messages.messages import TextPart
 from deckhands.client.changing import Change
 from deckhands.client.conversation.async_conversation import AsyncConversation
 from deckhands.client.tasks.inputs import agent_in
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.ingress.desk import conversation_of_task
 from deckhands.operations.jobs.ticking import begin_due, conversation_of
 from deckhands.operations.schedules.book import ScheduleBook
@@ -352,7 +352,7 @@ class _Entrances:
         book, due = ScheduleBook(client.store, client.secrets), None
         for number, name in enumerate(self.names):
             with suppress(DeckhandsError, ValidationError):
-                request = TaskRequest(task="canary task", tenant="acme", model=name)
+                request = TaskSpec(task="canary task", tenant="acme", model=name)
                 due = await book.add(Schedule(name=f"s{number}", cron="0 6 1 1 *"), request)
         assert due is not None
         await begin_due(client, book, due)
@@ -365,7 +365,7 @@ class _Entrances:
         lines, path = [], self.world.cluster.root / "tasks.jsonl"
         for number, name in enumerate(self.names):
             with suppress(DeckhandsError, ValidationError):
-                agent_in(None, TaskRequest(task="canary task", model=name).model)
+                agent_in(None, TaskSpec(task="canary task", model=name).model)
                 lines.append(json.dumps({"id": str(number), "task": "canary task", "model": name}))
         path.write_text("\n".join(lines) + "\n")
         done = await asyncio.to_thread(
@@ -443,10 +443,10 @@ async def test_a_tenant_sees_only_its_models(gateway: Gateway) -> None:
 async def test_each_entrance_refuses_a_model_that_is_not_offered(gateway: Gateway) -> None:
     client, name = gateway.client, "openai/gpt-5"
     begun = await client.submit("do it", tenancy=ACME)
-    request = TaskRequest(task="do it", tenant="acme", model=name)
+    request = TaskSpec(task="do it", tenant="acme", model=name)
     attempts = {
         "submit": lambda: client.submit("do it", model=name, tenancy=ACME),
-        "request": lambda: client.submit_request(request),
+        "request": lambda: client.submit(request),
         "fork": lambda: client.fork(begun, model=name),
         "message": lambda: client.send_message(begun, "continue", model=name),
         "resume": lambda: client.resume(begun, model=name),

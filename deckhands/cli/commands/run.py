@@ -26,8 +26,8 @@ from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cli.task_options import (
     TaskOptions,
     agent_of,
-    limits_of,
     place_of,
+    spec_of,
     task_options,
     workspace_of,
     workspace_option,
@@ -120,7 +120,7 @@ def _task(settings: FaceSettings, options: RunOptions) -> Task:
                 "A message and --recover cannot be combined.", remedy="Use one of them: a message ends a loop, too."
             )
         return Task(
-            text,
+            text=text,
             resumed_id=options.resumed_id,
             recovery=WAYS[options.recover] if options.recover else None,
             model=options.model,
@@ -152,20 +152,13 @@ def new_task(settings: FaceSettings, options: TaskOptions, workspace: str, text:
             remedy="Set LLM_MODEL and LLM_API_KEY (and LLM_BASE_URL for a server of your own), or pass --model. "
             "`deckhands demo` needs no model.",
         )
-    task = Task(
-        text,
-        agent=agent_of(options, model),
-        workspace=workspace_of(options, place, settings.sandbox),
-        upload=place.content,
-        limits=limits_of(options),
-        tools=options.tools,
-        secrets=secret_values(settings, options.secrets),
-        title=options.title,
-    )
-    if settings.url is not None:
-        return task
-    require_agent_here(task.agent)
-    return replace(task, agent=with_script_here(task.agent))
+    agent = agent_of(options, model)
+    where = workspace_of(options, place, settings.sandbox)
+    secrets = secret_values(settings, options.secrets)
+    if settings.url is None:
+        require_agent_here(agent)
+        agent = with_script_here(agent)
+    return Task(spec_of(options, text, agent=agent, workspace=where, secrets=secrets), upload=place.content)
 
 
 def _refuse_what_is_settled() -> None:

@@ -11,11 +11,10 @@ from typing import Any, TypeVar, get_args
 import click
 from pydantic import ValidationError
 
-from broker.contract.specs import Tenancy
 from broker.runtime.errors import UsageError
 from deckhands.cli.choosing import labels_of
 from deckhands.cli.commands.secret import secret_values
-from deckhands.cli.commands.submit import SENDER, sender_options, tenancy_of
+from deckhands.cli.commands.submit import sender_of, sender_options
 from deckhands.cli.options import ListOptions, json_option, read_task
 from deckhands.cli.task_defaults import TaskDefaults, place_for_all
 from deckhands.cli.task_options import TaskOptions, task_options
@@ -26,7 +25,7 @@ from deckhands.client.connecting import on_cluster
 from deckhands.client.named_directory import own_directory
 from deckhands.client.reading.output import note, print_json, shown, table
 from deckhands.client.reading.terminal import columns_of, print_text
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.operations.schedules.book import Entry, ScheduleBook
 from deckhands.operations.schedules.schedule import LABEL, Overlap, Schedule
 from deckhands.settings import FaceSettings
@@ -177,7 +176,7 @@ def _on_book(act: Callable[[ScheduleBook], Awaitable[T]]) -> T:
     return on_cluster(lambda client: act(ScheduleBook(client.store, client.secrets)))
 
 
-def _request_of(settings: FaceSettings, options: AddOptions) -> TaskRequest:
+def _request_of(settings: FaceSettings, options: AddOptions) -> TaskSpec:
     """Return what each tick submits.
 
     Raises:
@@ -193,7 +192,6 @@ def _request_of(settings: FaceSettings, options: AddOptions) -> TaskRequest:
     place = place_for_all(options, options.workspace)
     if settings.url is None and place.path is not None:
         place = replace(place, path=own_directory(place.path, settings.environment))
-    tenancy = tenancy_of(options) or Tenancy()
     labels = labels_of(options.labels)
     if labels.setdefault(LABEL, options.name) != options.name:
         raise UsageError(f"The label {LABEL} is the name of the schedule.", remedy="Leave it out.")
@@ -202,10 +200,10 @@ def _request_of(settings: FaceSettings, options: AddOptions) -> TaskRequest:
         place=place,
         labels=labels,
         secrets=secret_values(settings, options.secrets),
-        own={name: getattr(tenancy, name) for name in SENDER} | {"title": options.title, **timing},
+        own={**sender_of(options), **timing},
         is_here=settings.url is None,
     )
-    return defaults.complete(TaskRequest.parse({"task": task}))
+    return defaults.complete(TaskSpec.parse({"task": task}))
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:

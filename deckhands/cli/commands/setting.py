@@ -18,9 +18,9 @@ from deckhands.cli.verbs import options_as
 from deckhands.client.changing import Change
 from deckhands.client.client import Client
 from deckhands.client.connecting import on_conversation
-from deckhands.client.conversation.draft import policy_of
 from deckhands.client.reading.output import note, print_json
 from deckhands.client.reading.terminal import print_text
+from deckhands.client.tasks.inputs import confirmation_in
 
 SECTION = "Control a conversation"
 VERBS = {
@@ -144,7 +144,7 @@ async def _policy(client: Client, options: SetOptions) -> ConfirmationPolicy | N
     """Return the policy with another mode and all else as it is."""
     if options.confirm is None:
         return None
-    mode, policy = policy_of(options.confirm).mode, ConfirmationPolicy()
+    mode, policy = confirmation_in(options.confirm).mode, ConfirmationPolicy()
     for event in await client.events(options.conversation_id, is_lenient=True):
         if isinstance(event, ConversationCreated):
             policy = event.agent.confirmation

@@ -13,19 +13,19 @@ import click
 from click.core import ParameterSource
 from pydantic import ValidationError
 
-from broker.contract.priority import Priority
 from broker.contract.specs import Tenancy
 from broker.runtime.errors import UsageError
 from deckhands.cli.choosing import labels_of
 from deckhands.cli.commands.secret import secret_values
+from deckhands.cli.field_options import option_of
 from deckhands.cli.options import NAME_REMEDY, json_option, read_task
 from deckhands.cli.progress import Progress
 from deckhands.cli.task_defaults import TaskDefaults, place_for_all
 from deckhands.cli.task_options import (
     TaskOptions,
     agent_of,
-    limits_of,
     place_of,
+    spec_of,
     task_options,
     workspace_of,
 )
@@ -41,14 +41,13 @@ from deckhands.client.task_files.submission import Outcome, Waiting, submit_and_
 from deckhands.client.task_files.submission import submit as submit_all
 from deckhands.client.task_files.task_file import Form, TaskFile, TaskLine, opened
 from deckhands.client.tasks.inputs import with_script_here
-from deckhands.client.tasks.requests import timing_of
+from deckhands.client.tasks.spec import timing_of
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"
 VERBS = {"submit": "Queue a task, or a file of tasks, on a running cluster."}
 OF_ONE_TASK = {"argument", "text", "file", "idempotency_key"}
 SHOWN_LOST = 10
-SENDER = ("tenant", "experiment", "priority")
 F = TypeVar("F", bound=Callable[..., Any])
 OF_A_FILE = {"form", "batch", "must_wait", "results"}
 
@@ -77,13 +76,9 @@ def sender_options(command: F) -> F:
         click.option(
             "--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label, to find it again. May be repeated."
         ),
-        click.option(
-            "--priority",
-            type=click.Choice([priority.value for priority in Priority]),
-            help="What goes first where something is scarce; by default batch.",
-        ),
-        click.option("--experiment", default="", help="A part of the tenant's work with its own budget."),
-        click.option("--tenant", default="", help="Whose budget pays; tenants share what is scarce by weight."),
+        option_of("priority"),
+        option_of("experiment"),
+        option_of("tenant"),
         click.option(
             "-w",
             "--workspace",
@@ -170,20 +165,17 @@ async def _submit(settings: FaceSettings, task: str, options: SubmitOptions) -> 
             place = replace(place, path=own_directory(place.path, settings.environment))
     values = secret_values(settings, options.secrets)
     async with cluster_client(settings) as client:
-        conversation_id = await client.submit(
+        spec = spec_of(
+            options,
             task,
             agent=agent,
             workspace=workspace_of(options, place, "auto"),
-            upload=place.content,
-            limits=limits_of(options),
-            tools=options.tools,
-            tenancy=tenancy_of(options),
-            title=options.title,
             secrets=values,
             labels=labels_of(options.labels),
+            **sender_of(options),
             **options.fields(),
-            idempotency_key=options.idempotency_key,
         )
+        conversation_id = await client.submit(spec, upload=place.content, idempotency_key=options.idempotency_key)
         await warn_of_missing_workers(client, note)
         await warn_of_ignored_settings(client, note)
         return conversation_id
@@ -193,17 +185,12 @@ async def _submit_file(settings: FaceSettings, source: str, options: SubmitOptio
     place = place_for_all(options, options.workspace)
     if settings.url is None and place.path is not None:
         place = replace(place, path=own_directory(place.path, settings.environment))
-    tenancy = tenancy_of(options) or Tenancy()
     defaults = TaskDefaults(
         options=options,
         place=place,
         labels=labels_of(options.labels),
         secrets=secret_values(settings, options.secrets),
-        own={
-            **{name: getattr(tenancy, name) for name in SENDER},
-            "title": options.title,
-            **options.fields(),
-        },
+        own={**sender_of(options), **options.fields()},
         is_here=settings.url is None,
     )
     with opened(
@@ -259,8 +246,8 @@ class Sender(Protocol):
         ...
 
 
-def tenancy_of(options: Sender) -> Tenancy | None:
-    """Return the tenancy of the conversation; None if it has none.
+def sender_of(options: Sender) -> dict[str, Any]:
+    """Return who the conversation belongs to, as fields of a task.
 
     Raises:
         UsageError: a name cannot be used.
@@ -268,7 +255,7 @@ def tenancy_of(options: Sender) -> Tenancy | None:
     asked = {"tenant": options.tenant, "experiment": options.experiment, "priority": options.priority}
     given = {name: value for name, value in asked.items() if value}
     try:
-        return Tenancy.model_validate(given) if given else None
+        return dict(Tenancy.model_validate(given))
     except ValidationError as error:
         name = error.errors()[0]["loc"][0]
         raise UsageError(f"--{name} is {given[str(name)]!r}.", remedy=NAME_REMEDY) from None

@@ -24,6 +24,7 @@ from deckhands.client.reading.rendering import Renderer
 from deckhands.client.reading.summary import ExitCode
 from deckhands.client.runs.headless import Ending, Task, Watcher, run_privately
 from deckhands.client.runs.records import RunFolder
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.cluster.home import Home
 from deckhands.interop.headless.contract import Contract, HeadlessExit
 from deckhands.interop.openhands.trajectory_export import trajectory_of
@@ -95,11 +96,13 @@ async def _run(order: Order) -> Ending:
     on_stop_signals(partial(_interrupt, watcher))
     watcher.on_start = started.append
     task = Task(
-        contract.instructions(order.task),
-        agent=order.agent,
-        workspace=order.workspace,
-        limits=order.limits,
-        title=contract.experiment,
+        TaskSpec(
+            task=contract.instructions(order.task),
+            agent=order.agent,
+            workspace=order.workspace,
+            limits=order.limits,
+            title=contract.experiment,
+        ),
         time_limit_seconds=order.seconds,
     )
     with inside.create(f"{contract.logs}/run.log") as log:

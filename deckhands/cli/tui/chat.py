@@ -26,6 +26,7 @@ from deckhands.client.reading.output import note, summary_lines
 from deckhands.client.reading.terminal import is_redrawn, print_text
 from deckhands.client.running_cluster import open_cluster
 from deckhands.client.runs.headless import Task
+from deckhands.client.tasks.spec import UNSAID
 from deckhands.cluster.home import Home
 from deckhands.settings import FaceSettings
 
@@ -78,13 +79,13 @@ async def _place(settings: FaceSettings, options: ChatOptions, resumed: str) -> 
     is_run = bool(resumed) and Home(settings.home).has_run(resumed)
     if resumed and not is_run:
         async with conversation_client(settings, resumed) as client:
-            yield Place(client, Task(None), resumed)
+            yield Place(client, Task(), resumed)
     elif is_on_cluster and not resumed:
-        task = new_task(replace(settings, url=settings.url or ""), options, options.workspace, "")
+        task = new_task(replace(settings, url=settings.url or ""), options, options.workspace, UNSAID)
         async with Client(await open_cluster(settings=settings), settings.archive) as client:
             yield Place(client, task)
     else:
-        task = Task(None) if resumed else new_task(settings, options, options.workspace, "")
+        task = Task() if resumed else new_task(settings, options, options.workspace, UNSAID)
         async with private_place(settings, task, resumed, note) as place:
             yield place
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from deckhands.client.reading.summary import Summary
 from deckhands.client.runs.headless import END_LIMIT_SECONDS, PATIENCE_SECONDS, Task
 from deckhands.client.runs.private_cluster import private_cluster
 from deckhands.client.runs.records import RunFolder
+from deckhands.client.tasks.images import image_urls_of
+from deckhands.client.tasks.tasks import check_task
 from deckhands.cluster.embedded_cluster import Cluster, Notice
 from deckhands.cluster.home import Home, supervising
 from deckhands.settings import FaceSettings
@@ -47,21 +50,14 @@ class Place:
         Raises:
             UsageError: the task cannot be used; see `Client.submit`.
         """
-        task = self.task
-        if self.is_private and task.workspace.needs is not None:
-            await until_anybody_serves(self.client.store, task.workspace)
+        check_task(text)
+        spec, workspace = self.task.spec, self.task.spec.place()
+        if self.is_private and workspace.needs is not None:
+            await until_anybody_serves(self.client.store, workspace)
+        urls = await asyncio.to_thread(image_urls_of, self.images) or ()
+        said = {"task": text, "images": urls, "headless": False}
         self.conversation_id = await self.client.submit(
-            text,
-            agent=task.agent,
-            workspace=task.workspace,
-            limits=task.limits,
-            tools=task.tools,
-            upload=task.upload,
-            secrets=task.secrets,
-            title=task.title,
-            images=tuple(self.images),
-            headless=False,
-            conversation_id=self._own_id or None,
+            spec.model_copy(update=said), upload=self.task.upload, conversation_id=self._own_id or None
         )
         self.images.clear()
         return self.conversation_id
@@ -92,7 +88,7 @@ async def private_place(
     home.prepare(folder.path)
     with supervising(folder.path, "A run"):
         created = folder.events()[0] if conversation_id and folder.has_events else None
-        agent, workspace = task.agent, task.workspace
+        agent, workspace = task.spec.agent_spec(), task.spec.place()
         if isinstance(created, ConversationCreated):
             agent, workspace = created.agent, created.workspace
         cluster = Cluster(private_cluster(folder.path, agent, workspace, settings.environment), on_notice=on_notice)

@@ -8,36 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Self, cast
+from typing import Any, Generic, Self, Unpack, cast
 
 from pydantic import BaseModel
 
 from broker.contract.events import AgentSpec, Event, Limits, WorkspaceSpec
 from broker.contract.interventions import DEFAULT_TIMEOUT_SECONDS
 from broker.contract.policies import ConfirmationPolicy
-from broker.contract.specs import Tenancy
 from broker.contract.timing import MessagePolicy
 from broker.log.live_text import Piece
 from broker.runtime.errors import UnknownConversation, UsageError
 from broker.tools.custom_tools import CustomTool
 from deckhands.client.changing import Change
-from deckhands.client.client import Client
 from deckhands.client.conversation.async_files import AsyncFiles
-from deckhands.client.conversation.draft import Draft, policy_of
 from deckhands.client.conversation.following import Callback, Following
 from deckhands.client.conversation.outcome import ConversationFailed, NotBegun, Outcome, OutputT
 from deckhands.client.conversation.own_tools import environment_of, keys_of
 from deckhands.client.conversation.place import Place, check_cluster, is_server
 from deckhands.client.errors import NotSettled
+from deckhands.client.protocol import ConversationClient
 from deckhands.client.reading.metrics import Metrics
 from deckhands.client.reading.summary import Summary
 from deckhands.client.reasons.link import Why
-from deckhands.client.remote.remote_client import RemoteClient
 from deckhands.client.tasks import inputs
-from deckhands.client.tasks.images import Image
+from deckhands.client.tasks.images import Image, image_urls_of
+from deckhands.client.tasks.spec import UNSAID, TaskFields
+from deckhands.client.tasks.tasks import check_task
 from deckhands.client.transfers.commands import CommandResult
 
 
@@ -55,60 +53,46 @@ class AsyncConversation(Generic[OutputT]):
         self,
         agent: AgentSpec | str | None = None,
         *,
-        workspace: inputs.Directory | None = None,
+        output: type[OutputT] | None = None,
         cluster: str | None = None,
         api_key: str | None = None,
-        model: str | None = None,
-        output: type[OutputT] | None = None,
         tools: Sequence[str | CustomTool] = (),
-        limits: Limits | None = None,
         confirmation: ConfirmationPolicy | str | None = None,
-        secrets: Mapping[str, str] | None = None,
         callbacks: Sequence[Callback] = (),
         conversation_id: str | None = None,
-        title: str = "",
-        labels: Mapping[str, str] | None = None,
-        tenancy: Tenancy | None = None,
         environment: Mapping[str, str] | None = None,
+        **fields: Unpack[TaskFields],
     ) -> None:
         """Describe a conversation; nothing is started yet.
 
         Args:
             agent: its name, or all of its specification.
-            workspace: see `Client.submit`.
+            output: the class of the structured output that the agent must return when it finishes.
             cluster: the address of the cluster's store, or of a server, `https://…`. None: a private store and workers,
                 which are started when something is first asked of the conversation, and end with the context.
             api_key: of the server; None: the one that DECKHANDS_API_KEY holds.
-            model, limits, secrets, title, labels, tenancy: see `Client.submit`.
-            output: the class of the structured output that the agent must return when it finishes.
             tools: keys or patterns of tools that tool workers offer; for a private cluster also tools of this program.
             confirmation: the policy, or its mode.
             callbacks: get each event, in order, once, while something waits for the conversation.
             conversation_id: of one that exists, to continue it; or for a new one.
             environment: for the workers of a private cluster, over that of this process.
+            fields: what a task can have besides, as for `Client.submit`: model, workspace, limits, secrets, title,
+                labels, tenancy, delay, expires and so on. `headless` is false here by default.
 
         Raises:
             UsageError: an argument cannot be used.
         """
         check_cluster(cluster)
-        spec = inputs.agent_in(agent, model)
+        found = inputs.agent_in(agent, None)
         if confirmation is not None:
-            spec = spec.model_copy(update={"confirmation": policy_of(confirmation)})
+            found = found.model_copy(update={"confirmation": inputs.confirmation_in(confirmation)})
         if output is not None and not (isinstance(output, type) and issubclass(output, BaseModel)):
             raise UsageError(f"The argument output is {ascii(output)[:200]}.", remedy="Pass a Pydantic model.")
-        place, upload = inputs.workspace_in(workspace, None)
-        self._draft = Draft(
-            agent=inputs.with_output(spec, output),
-            workspace=place,
-            upload=upload,
-            directory=Path(place.path) if place.path and not isinstance(workspace, WorkspaceSpec) else None,
-            limits=None if limits is None else inputs.limits_in(limits),
-            tools=keys_of(tools),
-            secrets=inputs.secrets_in(secrets),
-            title=inputs.text_in(title, "title"),
-            labels=inputs.labels_in(labels),
-            tenancy=inputs.tenancy_in(tenancy),
-        )
+        fields.setdefault("headless", False)
+        self._spec, self._upload = inputs.spec_in(UNSAID, agent=found, tools=keys_of(tools), output=output, **fields)
+        place = self._spec.place()
+        is_named_here = bool(place.path) and not isinstance(fields.get("workspace"), WorkspaceSpec)
+        self._directory = Path(place.path) if place.path and is_named_here else None
         self._new_id = inputs.id_in(conversation_id, None)
         self.id = "" if is_server(cluster) and conversation_id is None else self._new_id
         self._is_named = conversation_id is not None
@@ -165,10 +149,19 @@ class AsyncConversation(Generic[OutputT]):
             )
             await place.do(sending)
             return
-        draft = self._draft if model is None else self._draft.with_model(model)
         if self._is_named and is_server(self._cluster):
             raise UnknownConversation(self.id)
-        self.id = await place.do(draft.begin(place.client, self._new_id, text, images))
+        check_task(inputs.text_in(text, "task"))
+        urls = await asyncio.to_thread(image_urls_of, images) or ()
+        agent = inputs.agent_in(self._spec.agent, model)
+        begun = {"task": text, "agent": agent, "images": (*self._spec.images, *urls)}
+        starting = place.client.submit(
+            self._spec.model_copy(update=begun),
+            upload=self._upload,
+            conversation_id=self._new_id,
+            idempotency_key=f"conversation:{self._new_id}",
+        )
+        self.id = await place.do(starting)
         self._following.conversation_id = self.id
         self._is_begun = True
 
@@ -217,7 +210,7 @@ class AsyncConversation(Generic[OutputT]):
         """
         place = await self._opened()
         if deltas:
-            await place.announce(self.id)
+            await place.client.announce(self.id)
         if text is not None:
             await self.send_message(text)
         client, seen_id = await self._begun(), self._following.tally.last_event_id
@@ -284,55 +277,51 @@ class AsyncConversation(Generic[OutputT]):
 
     async def set_model(self, model: str, *, by: str = "", reason: str = "") -> None:
         """Continue with another model."""
-        await self._set(lambda draft: draft.with_model(model), Change(by=by, reason=reason), model=model)
+        changed = {"agent": inputs.agent_in(self._spec.agent, model)}
+        await self._set(changed, Change(by=by, reason=reason), model=model)
 
     async def set_agent(self, agent: AgentSpec | str, *, by: str = "", reason: str = "") -> None:
         """Let another agent continue."""
         spec = inputs.agent_in(agent, None)
-        await self._set(lambda draft: replace(draft, agent=spec), Change(agent=spec, by=by, reason=reason))
+        await self._set({"agent": spec}, Change(agent=spec, by=by, reason=reason))
 
     async def set_confirmation_policy(
         self, policy: ConfirmationPolicy | str, *, by: str = "", reason: str = ""
     ) -> None:
         """Ask a person about other actions than before: a policy, or its mode."""
-        found = policy_of(policy)
-        await self._set(lambda draft: draft.with_policy(found), Change(confirmation=found, by=by, reason=reason))
+        found = inputs.confirmation_in(policy)
+        await self._set(self._with_policy(found), Change(confirmation=found, by=by, reason=reason))
 
     async def set_analyzer(self, analyzer: str, *, by: str = "", reason: str = "") -> None:
         """Let another analyzer say how dangerous actions are."""
         inputs.analyzer_in(inputs.text_in(analyzer, "analyzer"))
-
-        def with_analyzer(draft: Draft) -> Draft:
-            return draft.with_policy(draft.agent.confirmation.model_copy(update={"analyzer": analyzer}))
-
-        await self._set(with_analyzer, Change(analyzer=analyzer, by=by, reason=reason))
+        policy = inputs.agent_in(self._spec.agent, None).confirmation.model_copy(update={"analyzer": analyzer})
+        await self._set(self._with_policy(policy), Change(analyzer=analyzer, by=by, reason=reason))
 
     async def set_limits(self, limits: Limits, *, by: str = "", reason: str = "") -> None:
         """Set all limits; what has been used up counts against them."""
         found = inputs.limits_in(limits)
-        await self._set(lambda draft: replace(draft, limits=found), Change(limits=found, by=by, reason=reason))
+        await self._set({"limits": found}, Change(limits=found, by=by, reason=reason))
 
     async def set_labels(self, labels: Mapping[str, str], *, by: str = "", reason: str = "") -> None:
         """Set all labels."""
         found = inputs.labels_in(labels)
-        await self._set(lambda draft: replace(draft, labels=found), Change(labels=found, by=by, reason=reason))
+        await self._set({"labels": found}, Change(labels=found, by=by, reason=reason))
 
     async def set_secrets(self, secrets: Mapping[str, str]) -> None:
         """Add secrets, or replace those of the same names; values are in no log."""
         found = inputs.secrets_in(secrets)
         if not await self._has_begun():
-            self._draft = replace(self._draft, secrets={**self._draft.secrets, **found})
+            self._spec = self._spec.model_copy(update={"secrets": {**self._spec.secrets, **found}})
             return
-        await (await self._opened()).set_secrets(self.id, found)
+        await (await self._begun()).set_secrets(self.id, found)
 
     async def add_tools(self, *tools: str | CustomTool, by: str = "", reason: str = "") -> None:
         """Let the agent use more tools: keys or patterns of what tool workers offer, or tools of this program."""
         keys = keys_of(tools)
         if self._place is None and not self._is_disconnected:
             self._tools = (*self._tools, *tools)
-        await self._set(
-            lambda draft: replace(draft, tools=(*draft.tools, *keys)), Change(tools=keys, by=by, reason=reason)
-        )
+        await self._set({"tools": (*self._spec.tools, *keys)}, Change(tools=keys, by=by, reason=reason))
 
     async def fork(self, *, at: int | None = None, model: str | None = None, title: str = "") -> Self:
         """Return a conversation that begins with this one's events, up to `at`, and continues from there.
@@ -345,7 +334,7 @@ class AsyncConversation(Generic[OutputT]):
 
     def _of_fork(self, fork_id: str) -> Self:
         fork = type(self)(
-            self._draft.agent,
+            self._spec.agent,
             cluster=self._cluster,
             api_key=self._api_key,
             output=self._output,
@@ -359,10 +348,13 @@ class AsyncConversation(Generic[OutputT]):
         async for _ in self._following.until_settled(place):
             continue
 
-    async def _set(self, drafted: Callable[[Draft], Draft], change: Change, *, model: str | None = None) -> None:
-        """Change the draft, or the conversation if it has begun."""
+    def _with_policy(self, policy: ConfirmationPolicy) -> dict[str, Any]:
+        return {"agent": inputs.agent_in(self._spec.agent, None).model_copy(update={"confirmation": policy})}
+
+    async def _set(self, changed: Mapping[str, Any], change: Change, *, model: str | None = None) -> None:
+        """Change fields of the task, or the conversation if it has begun."""
         if not await self._has_begun():
-            self._draft = drafted(self._draft)
+            self._spec = self._spec.model_copy(update=dict(changed))
             return
         assert self._place is not None
         await self._place.do(self._place.client.change(self.id, change, model=model))
@@ -374,16 +366,16 @@ class AsyncConversation(Generic[OutputT]):
         async with self._opening:
             if self._place is None:
                 self._place = await self._open()
-                self._is_begun = await self._place.has(self.id)
+                self._is_begun = bool(self.id) and await self._place.client.exists(self.id)
         return self._place
 
     async def _open(self) -> Place:
         if self._cluster is not None and is_server(self._cluster):
-            return Place.at_server(self._cluster, self._api_key)
+            return Place.at_server(self._cluster, self._api_key, self._directory)
         if self._cluster is not None:
             return await Place.running(self._cluster)
         environment = {**self._environment, **environment_of(self._tools, self._environment)}
-        return await Place.private(self.id, self._draft.agent, self._draft.workspace, environment)
+        return await Place.private(self.id, self._spec.agent_spec(), self._spec.place(), environment)
 
     async def _has_begun(self) -> bool:
         """Say whether the conversation exists. A new one does not, so nothing is started to find out."""
@@ -392,7 +384,7 @@ class AsyncConversation(Generic[OutputT]):
         await self._opened()
         return self._is_begun
 
-    async def _begun(self) -> Client | RemoteClient:
+    async def _begun(self) -> ConversationClient:
         """Return the client of a conversation that has begun; raises `NotBegun` of another."""
         place = await self._opened()
         if not self._is_begun:

@@ -7,16 +7,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from broker.coordination.transfers import FileEntry
-from deckhands.client.client import Client
-from deckhands.client.remote.remote_client import RemoteClient
+from deckhands.client.protocol import ConversationClient
 
 
 class AsyncFiles:
     """Files of the workspace; paths in it are relative to it. It is there from the first action on."""
 
-    def __init__(
-        self, client: Callable[[], Awaitable[Client | RemoteClient]], conversation_id: Callable[[], str]
-    ) -> None:
+    def __init__(self, client: Callable[[], Awaitable[ConversationClient]], conversation_id: Callable[[], str]) -> None:
         self._client = client
         self._id = conversation_id
 

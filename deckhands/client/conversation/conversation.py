@@ -5,19 +5,19 @@ Holds: every method has the name and the parameters of its asynchronous twin, wh
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
-from typing import Generic, Self
+from typing import Generic, Self, Unpack
 
-from broker.contract.events import AgentSpec, Limits
+from broker.contract.events import AgentSpec
 from broker.contract.policies import ConfirmationPolicy
-from broker.contract.specs import Tenancy
 from broker.tools.custom_tools import CustomTool
 from deckhands.client.conversation.async_conversation import AsyncConversation
 from deckhands.client.conversation.async_files import AsyncFiles
 from deckhands.client.conversation.blocking import Blocking, Loop, blocking, blocking_iterator
 from deckhands.client.conversation.following import Callback
 from deckhands.client.conversation.outcome import Outcome, OutputT
-from deckhands.client.tasks import inputs
+from deckhands.client.tasks.spec import TaskFields
 
 
 class Files(Blocking[AsyncFiles]):
@@ -28,6 +28,18 @@ class Files(Blocking[AsyncFiles]):
     upload = blocking(AsyncFiles.upload)
     download = blocking(AsyncFiles.download)
     list = blocking(AsyncFiles.list)
+
+
+class ConversationFields(TaskFields, total=False):
+    """The keywords of `AsyncConversation`."""
+
+    cluster: str | None
+    api_key: str | None
+    tools: Sequence[str | CustomTool]
+    confirmation: ConfirmationPolicy | str | None
+    callbacks: Sequence[Callback]
+    conversation_id: str | None
+    environment: Mapping[str, str] | None
 
 
 class _Twin(AsyncConversation[OutputT], Generic[OutputT]):
@@ -42,45 +54,17 @@ class Conversation(Blocking[AsyncConversation[OutputT]], Generic[OutputT]):
     A callback is called in another thread.
     """
 
+    __signature__ = inspect.signature(AsyncConversation)
+
     def __init__(
         self,
         agent: AgentSpec | str | None = None,
         *,
-        workspace: inputs.Directory | None = None,
-        cluster: str | None = None,
-        api_key: str | None = None,
-        model: str | None = None,
         output: type[OutputT] | None = None,
-        tools: Sequence[str | CustomTool] = (),
-        limits: Limits | None = None,
-        confirmation: ConfirmationPolicy | str | None = None,
-        secrets: Mapping[str, str] | None = None,
-        callbacks: Sequence[Callback] = (),
-        conversation_id: str | None = None,
-        title: str = "",
-        labels: Mapping[str, str] | None = None,
-        tenancy: Tenancy | None = None,
-        environment: Mapping[str, str] | None = None,
+        **fields: Unpack[ConversationFields],
     ) -> None:
         """Describe a conversation; nothing is started yet. See `AsyncConversation`."""
-        twin: AsyncConversation[OutputT] = _Twin(
-            agent,
-            workspace=workspace,
-            cluster=cluster,
-            api_key=api_key,
-            model=model,
-            output=output,
-            tools=tools,
-            limits=limits,
-            confirmation=confirmation,
-            secrets=secrets,
-            callbacks=callbacks,
-            conversation_id=conversation_id,
-            title=title,
-            labels=labels,
-            tenancy=tenancy,
-            environment=environment,
-        )
+        twin: AsyncConversation[OutputT] = _Twin(agent, output=output, **fields)
         super().__init__(twin, Loop())
         self._owns_loop = True
 

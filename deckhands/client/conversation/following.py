@@ -92,7 +92,7 @@ class Following:
                     await queue.put(None)
 
         following = asyncio.create_task(pump(self.until_settled(place), is_last=True))
-        watching = asyncio.create_task(pump(place.pieces(self.conversation_id), is_last=False))
+        watching = asyncio.create_task(pump(place.client.pieces(self.conversation_id), is_last=False))
         try:
             while (item := await queue.get()) is not None:
                 yield item

@@ -7,22 +7,22 @@ a run, so that the command line finds them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 from broker.contract.events import AgentSpec, ConversationCreated, Event, WorkspaceSpec
 from broker.coordination.workspace_orders import WorkspaceOrders
-from broker.log.live_text import LiveText, Piece
-from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
+from broker.runtime.errors import DeckhandsError, UsageError
 from deckhands.client.client import Client
+from deckhands.client.protocol import ConversationClient
 from deckhands.client.reading.summary import summarize
 from deckhands.client.remote.remote_client import RemoteClient
 from deckhands.client.runs.cluster_notices import unless_broken
 from deckhands.client.runs.private_cluster import private_cluster
 from deckhands.client.runs.records import RunFolder
-from deckhands.client.secret_keeping import keep_secrets
 from deckhands.cluster.embedded_cluster import Cluster
 from deckhands.cluster.home import Home, supervising
 from deckhands.settings import FaceSettings
@@ -74,7 +74,7 @@ def is_server(cluster: str | None) -> bool:
 class Place:
     """An open place."""
 
-    def __init__(self, client: Client | RemoteClient, *, cluster: Cluster | None = None) -> None:
+    def __init__(self, client: ConversationClient, *, cluster: Cluster | None = None) -> None:
         self.client = client
         self._cluster = cluster
         self._closing = AsyncExitStack()
@@ -123,41 +123,15 @@ class Place:
         return place
 
     @classmethod
-    def at_server(cls, url: str, api_key: str | None) -> Place:
+    def at_server(cls, url: str, api_key: str | None, directory: Path | None) -> Place:
         """Return the conversations of a server.
 
         Args:
             api_key: None: the one that DECKHANDS_API_KEY holds.
+            directory: see `RemoteClient`.
         """
-        return cls(RemoteClient(url, FaceSettings.from_env().api_key if api_key is None else api_key))
-
-    async def has(self, conversation_id: str) -> bool:
-        """Say whether there is a conversation."""
-        if isinstance(self.client, RemoteClient):
-            return bool(conversation_id) and await self.client.exists(conversation_id)
-        try:
-            await self.client.row(conversation_id)
-        except UnknownConversation:
-            return False
-        return True
-
-    async def announce(self, conversation_id: str) -> None:
-        """Say that somebody is about to watch replies as they are written."""
-        if isinstance(self.client, Client):
-            await LiveText(self.client.store, conversation_id).announce()
-
-    def pieces(self, conversation_id: str) -> AsyncGenerator[Piece]:
-        """Yield the pieces of replies while they are written."""
-        if isinstance(self.client, RemoteClient):
-            return self.client.pieces(conversation_id)
-        return LiveText(self.client.store, conversation_id).watch()
-
-    async def set_secrets(self, conversation_id: str, secrets: Mapping[str, str]) -> None:
-        """Add secrets, or replace those of the same names."""
-        if isinstance(self.client, RemoteClient):
-            await self.client.set_secrets(conversation_id, secrets)
-        else:
-            await keep_secrets(self.client.secrets, conversation_id, secrets)
+        key = FaceSettings.from_env().api_key if api_key is None else api_key
+        return cls(RemoteClient(url, key, directory=directory))
 
     async def do(self, work: Awaitable[T]) -> T:
         """Wait for some work, unless the private cluster breaks first.
@@ -179,7 +153,7 @@ class Place:
 
     async def _record(self, conversation_id: str, folder: RunFolder) -> None:
         """Write what `deckhands logs` and `show` read of a run that is over."""
-        if not isinstance(self.client, Client) or not await self.has(conversation_id):
+        if not isinstance(self.client, Client) or not await self.client.exists(conversation_id):
             return
         events = await self.client.events(conversation_id, is_whole=True, is_lenient=True)
         await asyncio.to_thread(_write, folder, events)

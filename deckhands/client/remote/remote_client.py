@@ -15,11 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
-from broker.contract.events import AgentSpec, Event, Limits, WorkspaceSpec
+from broker.contract.events import AgentSpec, Event
 from broker.contract.interventions import DEFAULT_TIMEOUT_SECONDS
-from broker.contract.specs import Tenancy
 from broker.contract.timing import MessagePolicy
 from broker.coordination.stored_files import content_name
 from broker.log.conversations import Progress
@@ -38,6 +35,7 @@ from deckhands.client.remote.remote_files import LONG_SECONDS, RemoteFiles
 from deckhands.client.remote.server_calls import PAUSE_SECONDS, ServerCalls, problem_as_error
 from deckhands.client.tasks import inputs
 from deckhands.client.tasks.images import Image, image_urls_of
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.client.tasks.tasks import check_task
 from deckhands.client.transfers.commands import CommandResult
 from deckhands.client.watcher import Until, Watcher
@@ -55,9 +53,12 @@ class RemoteClient:
     Args:
         url: of the server.
         api_key: one of its keys; empty: none.
+        directory: what the path of a workspace names on this machine. If no tool worker takes the path and there is
+            such a directory here, a copy of it is sent. None: nothing is sent.
     """
 
-    def __init__(self, url: str, api_key: str = "") -> None:
+    def __init__(self, url: str, api_key: str = "", *, directory: Path | None = None) -> None:
+        self._directory = directory
         self._calls = ServerCalls(url, api_key)
         # By the key of what they begin: under it, the same has to be sent again until it is known to have begun.
         self._copies: dict[str, PackedDirectory] = {}
@@ -83,56 +84,26 @@ class RemoteClient:
 
     async def submit(
         self,
-        task: str,
+        task: TaskSpec,
         *,
-        agent: AgentSpec,
-        workspace: WorkspaceSpec,
-        idempotency_key: str,
         upload: bytes | None = None,
-        directory: Path | None = None,
-        images: Sequence[Image] = (),
-        limits: Limits | None = None,
-        tools: Sequence[str] = (),
-        output: type[BaseModel] | Mapping[str, Any] | None = None,
-        secrets: Mapping[str, str] | None = None,
-        headless: bool = True,
-        title: str = "",
-        labels: Mapping[str, str] | None = None,
-        tenancy: Tenancy | None = None,
+        conversation_id: str | None = None,  # noqa: ARG002  (the server chooses it)
+        idempotency_key: str,
     ) -> str:
-        """Begin a conversation and return its id; see `Client.submit`.
-
-        Args:
-            directory: what the workspace's path names on this machine. If no tool worker takes the path and there is
-                such a directory here, a copy of it is sent.
-        """
-        check_task(inputs.text_in(task, "task"))
-        urls = await asyncio.to_thread(image_urls_of, images)
-        spec = inputs.with_output(agent, output)
-        body = {
-            "task": task,
-            "agent": spec.model_dump(mode="json", exclude_none=True),
-            "workspace": workspace.model_dump(mode="json", exclude_none=True),
-            "tools": list(tools),
-            "secrets": dict(secrets or {}),
-            "headless": headless,
-            "title": title,
-            "labels": dict(labels or {}),
-            **({"images": list(urls)} if urls else {}),
-            **({"limits": limits.model_dump(mode="json")} if limits is not None else {}),
-            **(tenancy.model_dump(mode="json", exclude_none=True) if tenancy is not None else {}),
-        }
+        """Begin a conversation and return its id; see `Client.submit`."""
+        body = task.model_dump(mode="json", exclude_none=True, exclude={"model", "output", "idempotency_key"})
+        body["agent"] = task.agent_spec().model_dump(mode="json", exclude_none=True)
         copy = self._copies.get(idempotency_key)
         if copy is None:
             try:
                 return await self._begin(body, upload, idempotency_key)
             except UsageError as error:
-                if error.code == DirectoryNotTaken.code and directory is not None:
-                    copy = await asyncio.to_thread(packed, directory)
+                if error.code == DirectoryNotTaken.code and self._directory is not None:
+                    copy = await asyncio.to_thread(packed, self._directory)
                 if copy is None:
                     raise
             self._copies[idempotency_key] = copy
-        sent = workspace.model_copy(update={"path": None, "source": copy.source})
+        sent = task.place().model_copy(update={"path": None, "source": copy.source})
         body["workspace"] = sent.model_dump(mode="json", exclude_none=True)
         try:
             begun = await self._begin(body, copy.content, idempotency_key)
@@ -210,6 +181,9 @@ class RemoteClient:
             async for kind, content in messages:
                 if kind == "delta":
                     yield Piece(content["call"], content["kind"], content["text"], content.get("at"))
+
+    async def announce(self, conversation_id: str) -> None:
+        """Do nothing: a stream with pieces announces its reader itself."""
 
     async def summary(self, conversation_id: str) -> Summary:
         """Return the summary of a conversation; see `Client.summary`."""

@@ -14,13 +14,7 @@ from functools import partial
 from typing import Any
 
 from broker.contract.agent_state import AgentState
-from broker.contract.events import (
-    AgentSpec,
-    ConversationCreated,
-    Event,
-    Limits,
-    WorkspaceSpec,
-)
+from broker.contract.events import ConversationCreated, Event
 from broker.contract.notes import Notebook
 from broker.contract.observations import ErrorObservation
 from broker.contract.specs import MemorySpec
@@ -43,6 +37,7 @@ from deckhands.client.runs.cluster_notices import (
 from deckhands.client.runs.following import Ask, OnEvent, follow
 from deckhands.client.runs.private_cluster import private_cluster
 from deckhands.client.runs.records import RunFolder
+from deckhands.client.tasks.spec import UNSAID, TaskSpec
 from deckhands.cluster.embedded_cluster import Cluster, Notice
 from deckhands.cluster.home import Home, supervising
 
@@ -69,22 +64,18 @@ class Task:
     """A task, and how to run it.
 
     Attributes:
-        text: the task. For a run that is resumed, a message to it, or None.
-        tools, upload, secrets: see `Client.submit`.
+        spec: the task; of a run that is resumed, only where it has not begun.
+        upload: see `Client.submit`.
+        text: a message to a run that is resumed; None: there is none.
         resumed_id: the conversation to continue; None starts a new one.
         recovery: how to end the loop that a resumed run is in, see `Client.recover`.
         model: the model with which to resume; None keeps the current one.
         time_limit_seconds: None means no limit.
     """
 
-    text: str | None
-    agent: AgentSpec = field(default_factory=AgentSpec)
-    workspace: WorkspaceSpec = field(default_factory=WorkspaceSpec)
-    limits: Limits = field(default_factory=Limits)
-    tools: tuple[str, ...] = ()
-    upload: bytes | None = None
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    title: str = ""
+    spec: TaskSpec = field(default_factory=lambda: TaskSpec(task=UNSAID))
+    upload: bytes | None = field(default=None, repr=False)
+    text: str | None = None
     resumed_id: str | None = None
     recovery: int | None = None
     model: str | None = None
@@ -136,8 +127,8 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
     with supervising(folder.path, "A run"):
         # The private tool worker demands what the conversation asks for, because it serves no other one.
         created = _begun_with(folder) if task.resumed_id else None
-        workspace = created.workspace if created else task.workspace
-        agent = created.agent if created else task.agent
+        workspace = created.workspace if created else task.spec.place()
+        agent = created.agent if created else task.spec.agent_spec()
         memory = agent.memory
         spec = private_cluster(folder.path, agent, workspace, environment)
         cluster = Cluster(spec, on_notice=watcher.on_notice)
@@ -301,20 +292,10 @@ async def _begin(
     if watcher.on_piece is not None:  # before the first call, which would not be streamed otherwise
         await LiveText(client.store, conversation_id).announce()
     if task.resumed_id is None:
-        assert task.text is not None
-        if is_starting and task.workspace.needs is not None:
-            await until_anybody_serves(client.store, task.workspace)
-        await client.submit(
-            task.text,
-            agent=task.agent,
-            workspace=task.workspace,
-            limits=task.limits,
-            tools=task.tools,
-            upload=task.upload,
-            secrets=task.secrets,
-            title=task.title,
-            conversation_id=conversation_id,
-        )
+        workspace = task.spec.place()
+        if is_starting and workspace.needs is not None:
+            await until_anybody_serves(client.store, workspace)
+        await client.submit(task.spec, upload=task.upload, conversation_id=conversation_id)
         return 0
     tally = Tally.of(await client.events(conversation_id))
     if task.text is not None:

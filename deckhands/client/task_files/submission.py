@@ -106,7 +106,7 @@ async def submit(client: Client, tasks: TaskFile, on_line: OnLine, *, wait: Wait
         request = line.request.model_copy(update={"idempotency_key": line.key})
         while True:
             try:
-                await client.submit_request(request)
+                await client.submit(request)
                 break
             except AdmissionRefused as refused:
                 await wait_for_admission(refused)

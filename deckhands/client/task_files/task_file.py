@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from broker.runtime.errors import UsageError
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.client.tasks.tasks import conversation_id_of
 
 MAX_LINE_BYTES = 2**20
@@ -32,7 +32,7 @@ OF_PARTS = frozenset({"limits", "labels", "secrets"})
 """Those that may be written a part a column: `labels.team`."""
 
 Form = Literal["jsonl", "csv"]
-Complete = Callable[[TaskRequest], TaskRequest]
+Complete = Callable[[TaskSpec], TaskSpec]
 """Puts what the command line says into a task that does not say it, and raises `UsageError` for one that cannot be."""
 
 
@@ -48,7 +48,7 @@ class TaskLine:
     number: int
     line_id: str
     key: str
-    request: TaskRequest
+    request: TaskSpec
 
     @property
     def conversation_id(self) -> str:
@@ -143,7 +143,7 @@ class TaskFile:
             raise UsageError(f"it has no id, a text of 1 to {MAX_ID_CHARS} characters.")
         if "idempotency_key" in fields:
             raise UsageError("idempotency_key: the id of the line is the key.")
-        request = self._complete(TaskRequest.parse(fields))
+        request = self._complete(TaskSpec.parse(fields))
         digest = sha256(f"{self._batch}\0{line_id}".encode("utf-8", "surrogatepass")).hexdigest()
         return TaskLine(number, line_id, f"file:{digest}", request)
 

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from broker.runtime.errors import UsageError
 
@@ -20,9 +24,12 @@ MAX_TOTAL_BYTES = 10 * 2**20
 """Of all pictures of one message, which is one event."""
 ADDRESSES = ("https://", "http://")
 DATA = "data:image/"
+_VISIBLE = re.compile("[!-~]+")
 _KINDS = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpeg"), (b"GIF87a", "gif"), (b"GIF89a", "gif"))
 
 Image = str | os.PathLike[str] | bytes
+ImageUrl = Annotated[str, Field(pattern=r"^(https?://|data:image/)")]
+"""A picture that comes from elsewhere. Never a path, which would be one of the machine that reads it."""
 
 
 def image_urls_of(images: Iterable[Image]) -> tuple[str, ...] | None:
@@ -46,7 +53,7 @@ def _url_of(image: Image) -> str:
         return _data_url(image, "A picture")
     if isinstance(image, str) and image.startswith((*ADDRESSES, DATA)):
         limit = MAX_ADDRESS_CHARS if image.startswith(ADDRESSES) else MAX_IMAGE_BYTES * 2
-        if len(image) > limit or any(ord(character) <= 32 or ord(character) > 126 for character in image):
+        if len(image) > limit or _VISIBLE.fullmatch(image) is None:
             raise UsageError(f"The picture {ascii(image)[:100]} is too long or no address.", remedy="Pass its bytes.")
         return image
     if not isinstance(image, str | os.PathLike):

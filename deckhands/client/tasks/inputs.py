@@ -7,29 +7,30 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, Unpack, get_args
 
 from pydantic import BaseModel
 
 from broker.contract.actions import WAYS_OUT
 from broker.contract.events import AgentSpec, Limits, WorkspaceSpec
 from broker.contract.labels import checked_labels
-from broker.contract.policies import BUILT_IN_ANALYZERS, PLUGIN_NAME
+from broker.contract.policies import BUILT_IN_ANALYZERS, PLUGIN_NAME, ConfirmationPolicy
 from broker.contract.specs import Tenancy
-from broker.contract.timing import DoubleTexting, MessagePolicy, Timing
+from broker.contract.timing import DoubleTexting, MessagePolicy
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import check_conversation_id, new_conversation_id
+from broker.runtime.tracing import checked_traceparent
 from broker.tools.output_schema import check_output_schema
-from deckhands.client.tasks.places import place_in
-from deckhands.client.tasks.requests import timing_of
-from deckhands.client.tasks.tasks import conversation_id_of, output_of
+from deckhands.client.tasks.images import image_urls_of
+from deckhands.client.tasks.places import Directory, place_in
+from deckhands.client.tasks.spec import TaskFields, TaskSpec
+from deckhands.client.tasks.tasks import check_task, conversation_id_of, output_of
 
 SCRIPTED = "scripted/"
 T = TypeVar("T")
-Directory = WorkspaceSpec | str | os.PathLike[str]
 
 
 def instance_of(kind: type[T], value: object, name: str, remedy: str) -> T:
@@ -56,12 +57,15 @@ def agent_in(agent: AgentSpec | str | None, model: str | None) -> AgentSpec:
     """Return the agent that is meant, with another model if one is named.
 
     Raises:
-        UsageError: it is neither a name nor an `AgentSpec`, or the model is not a name.
+        UsageError: it is neither a name nor an `AgentSpec`, the model is not a name, or the schema of its output cannot
+            be used.
     """
     if isinstance(agent, str):
         agent = AgentSpec(name=agent)
     found = AgentSpec() if agent is None else agent
     instance_of(AgentSpec, found, "agent", "Pass the name of an agent, such as 'CodeActAgent', or an AgentSpec.")
+    if found.output is not None:
+        check_output_schema(found.output.json_schema)
     if model is None:
         return found
     instance_of(str, model, "model", "Pass the name of a model, such as 'anthropic/claude-sonnet-4-5'.")
@@ -70,21 +74,17 @@ def agent_in(agent: AgentSpec | str | None, model: str | None) -> AgentSpec:
     return found.model_copy(update={"llm": found.llm.model_copy(update={"model": model})})
 
 
-def with_output(agent: AgentSpec, output: type[BaseModel] | Mapping[str, Any] | None) -> AgentSpec:
-    """Return the agent with the form of its output, which is checked.
+def output_in(output: type[BaseModel] | Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of an output.
 
     Raises:
-        UsageError: the form is neither a Pydantic model nor a JSON Schema, or the schema cannot be used.
+        UsageError: it is neither a Pydantic model nor a JSON Schema, or the schema cannot be used.
     """
-    if output is None:
-        if agent.output is not None:
-            check_output_schema(agent.output.json_schema)
-        return agent
     if not isinstance(output, Mapping) and not (isinstance(output, type) and issubclass(output, BaseModel)):
         raise UsageError(
             f"The argument output is {ascii(output)[:200]}.", remedy="Pass a Pydantic model or a JSON Schema."
         )
-    return agent.model_copy(update={"output": output_of(output)})
+    return output_of(output).json_schema
 
 
 def workspace_in(workspace: Directory | None, upload: bytes | None) -> tuple[WorkspaceSpec, bytes | None]:
@@ -176,26 +176,18 @@ def labels_in(labels: Mapping[str, str] | None) -> Mapping[str, str]:
         ) from None
 
 
-def tenancy_in(tenancy: Tenancy | None) -> Tenancy | None:
-    """Return who a conversation is for.
+def tenancy_in(tenancy: Tenancy) -> dict[str, Any]:
+    """Return who a conversation is for, as fields of a task.
 
     Raises:
         UsageError: it is something else.
     """
-    return tenancy and instance_of(Tenancy, tenancy, "tenancy", "Pass Tenancy(tenant=…, experiment=…, priority=…).")
+    return dict(instance_of(Tenancy, tenancy, "tenancy", "Pass Tenancy(tenant=…, experiment=…, priority=…)."))
 
 
-def timing_in(
-    not_before: datetime | None, delay: timedelta | float | None, expires: datetime | timedelta | float | None
-) -> Timing:
-    """Return when a conversation may begin.
-
-    Raises:
-        UsageError: one of them is something else, is too far away, or has no zone; or it would expire before it begins.
-    """
-    delay = delay.total_seconds() if isinstance(delay, timedelta) else delay
-    expires = expires.total_seconds() if isinstance(expires, timedelta) else expires
-    return timing_of({"not_before": not_before, "delay": delay, "expires": expires})
+def seconds_in(moment: datetime | timedelta | float) -> datetime | float:
+    """Return a duration in seconds, and a time as it is."""
+    return moment.total_seconds() if isinstance(moment, timedelta) else moment
 
 
 def policy_in(policy: DoubleTexting | None) -> DoubleTexting | None:
@@ -226,6 +218,23 @@ def message_policy_in(policy: MessagePolicy | None) -> MessagePolicy | None:
     return policy
 
 
+def confirmation_in(policy: ConfirmationPolicy | str) -> ConfirmationPolicy:
+    """Return the confirmation policy that is meant.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if isinstance(policy, ConfirmationPolicy):
+        return policy
+    try:
+        return ConfirmationPolicy(mode=policy)
+    except ValueError as error:
+        raise UsageError(
+            f"The confirmation policy {ascii(policy)[:100]} cannot be used.",
+            remedy="Pass 'never', 'always', 'risky', the name of a plug-in, or a ConfirmationPolicy.",
+        ) from error
+
+
 def analyzer_in(analyzer: str) -> str:
     """Return the name of a risk analyzer.
 
@@ -238,6 +247,55 @@ def analyzer_in(analyzer: str) -> str:
             remedy=f"Pass one of: {', '.join(BUILT_IN_ANALYZERS)}; or the name of a plug-in.",
         )
     return analyzer
+
+
+_CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
+    "agent": lambda agent: agent_in(agent, None),
+    "output": output_in,
+    "limits": limits_in,
+    "tools": tools_in,
+    "images": lambda images: image_urls_of(images) or (),
+    "secrets": secrets_in,
+    "title": lambda title: text_in(title, "title"),
+    "labels": labels_in,
+    "delay": seconds_in,
+    "expires": seconds_in,
+    "double_texting": policy_in,
+    "traceparent": checked_traceparent,
+}
+"""What Python takes in more forms than JSON, or refuses in other words."""
+
+
+def spec_in(
+    task: str,
+    *,
+    agent: AgentSpec | str | None = None,
+    tools: Sequence[str] = (),
+    output: type[BaseModel] | Mapping[str, Any] | None = None,
+    upload: bytes | None = None,
+    **fields: Unpack[TaskFields],
+) -> tuple[TaskSpec, bytes | None]:
+    """Return the task that keywords of Python describe, and the file to put into its workspace. Reads files.
+
+    Raises:
+        UsageError: one is of another type or cannot be used; names it.
+        TypeError: there is no such keyword.
+    """
+    check_task(text_in(task, "task"))
+    given: dict[str, Any] = {"agent": agent, "tools": tools, "output": output, **fields}
+    if unknown := given.keys() - TaskSpec.model_fields - {"tenancy"}:
+        raise TypeError(f"A task has no {min(unknown)}; it has {', '.join(TaskSpec.model_fields)}.")
+    given["workspace"], upload = workspace_in(given.get("workspace"), upload)
+    if given.get("model") is not None:
+        given["agent"] = agent_in(agent, given.pop("model"))
+    if (tenancy := given.pop("tenancy", None)) is not None:
+        given |= tenancy_in(tenancy)
+    found = {
+        name: _CONVERSIONS[name](value) if name in _CONVERSIONS else value
+        for name, value in given.items()
+        if value is not None
+    }
+    return TaskSpec.parse({"task": task, **found}), upload
 
 
 def id_in(conversation_id: str | None, idempotency_key: str | None) -> str:

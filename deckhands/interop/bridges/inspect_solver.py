@@ -23,6 +23,7 @@ from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Limits
 from deckhands.client.client import Client
 from deckhands.client.reading.summary import Summary
+from deckhands.client.tasks.spec import MAX_TITLE
 from deckhands.evaluation.datasets.file_trees import MAX_BYTES, MAX_FILES, File, packed, tree_of
 from deckhands.evaluation.evaluation import AGENTS_FAULT, LIMITS
 from deckhands.evaluation.exports.dialogue import dialogue_of
@@ -57,7 +58,7 @@ def deckhands_agent(
         async with await Client.connect(cluster) as client:
             before = await _sandbox_files() if use_sandbox else None
             workspace, upload = packed(before or {})
-            spec = AgentSpec(name=agent)
+            spec = AgentSpec(name=agent, enable_workspace_skills=False)  # as inspect gives it, and no more
             if model is not None:
                 spec = spec.model_copy(update={"llm": spec.llm.model_copy(update={"model": model})})
             conversation_id = await client.submit(
@@ -66,7 +67,7 @@ def deckhands_agent(
                 workspace=workspace,
                 upload=upload,
                 limits=limits,
-                title=str(state.sample_id),
+                title=str(state.sample_id)[:MAX_TITLE],
                 labels={"inspect": "sample"},
                 idempotency_key=f"inspect/{state.uuid}/{state.epoch}",
             )

@@ -16,9 +16,9 @@ from broker.contract.agent_state import AgentState, is_settled
 from broker.log.event_log import EventLog
 from broker.runtime.errors import CorruptEntry, DeckhandsError, StoreRefused, StoreUnavailable, UnknownConversation
 from broker.runtime.failpoints import failpoint
-from deckhands.client.beginning import begin, beginning_of
+from deckhands.client.beginning import begin
 from deckhands.client.client import Client
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.client.tasks.tasks import conversation_id_of
 from deckhands.operations.jobs.job import JobServices
 from deckhands.operations.schedules.book import Entry, ScheduleBook
@@ -141,14 +141,14 @@ async def _look(client: Client, book: ScheduleBook, entry: Entry, now: datetime)
         await book.move(entry, after, following)
 
 
-async def _begin(client: Client, request: TaskRequest, entry: Entry, tick: datetime) -> str:
+async def _begin(client: Client, request: TaskSpec, entry: Entry, tick: datetime) -> str:
     key = key_of(entry.schedule.name, tick)
     failpoint("jobs.before_tick")
     conversation_id = conversation_id_of(key)
     await begin(
         EventLog(client.store, client.secrets),
         client.secrets,
-        beginning_of(request),
+        request,
         conversation_id,
         key=key,
         offers_limit_seconds=OFFERS_LIMIT_SECONDS,

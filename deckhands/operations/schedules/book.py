@@ -23,9 +23,8 @@ from broker.runtime.errors import CorruptEntry, UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.secrets import Secrets, secret_key
 from broker.store.store import Store
-from deckhands.client.beginning import beginning_of
 from deckhands.client.known_agents import require_models
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.operations.schedules.schedule import Schedule, Standing
 
 MAX_SCHEDULES = 10_000
@@ -60,13 +59,13 @@ class ScheduleBook:
         """Return the time that ticks are compared with: the store's."""
         return await self._store.now(self._names)
 
-    async def add(self, schedule: Schedule, request: TaskRequest) -> datetime | None:
+    async def add(self, schedule: Schedule, request: TaskSpec) -> datetime | None:
         """Write a schedule down, and return its first tick.
 
         Raises:
             UsageError: there is one of this name, there are too many, or its task names a model that is not offered.
         """
-        await require_models(self._store, named_models(beginning_of(request).agent), request.tenant)
+        await require_models(self._store, named_models(request.agent_spec()), request.tenant)
         text = json.dumps(replace_surrogates(request.model_dump(mode="json")))
         if request.secrets:
             secret_key(BrokerSettings.from_env(), is_made=True)
@@ -187,7 +186,7 @@ class ScheduleBook:
             [("ZREM", self._names.schedules_due, name), ("HDEL", self._names.schedules_standing, name)]
         )
 
-    def request_of(self, schedule: Schedule) -> TaskRequest:
+    def request_of(self, schedule: Schedule) -> TaskSpec:
         """Return what each tick submits.
 
         Raises:
@@ -202,7 +201,7 @@ class ScheduleBook:
             fields = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise _unreadable(schedule.name) from error
-        return TaskRequest.parse(fields)
+        return TaskSpec.parse(fields)
 
     async def clear_away(self) -> None:
         """Move what stands in place of the schedules and is of another type out of their way.

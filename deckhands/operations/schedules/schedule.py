@@ -58,7 +58,7 @@ class Schedule(BaseModel):
         overlap: see `Overlap`.
         catch_up_seconds: how late a tick may be begun that was missed; of several, only the latest is.
         is_paused: no tick is begun, and none of this time is made up for.
-        request: what each tick submits: a `TaskRequest` as JSON.
+        request: what each tick submits: a `TaskSpec` as JSON.
         is_sealed: `request` is encrypted, because it has secrets.
     """
 

@@ -19,7 +19,7 @@ from broker.contract.actions import AgentFinishAction, MessageAction
 from broker.contract.agent_state import AgentState
 from broker.contract.events import Event, EventSource
 from broker.runtime.errors import UsageError
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 from deckhands.client.tasks.tasks import MAX_TASK_CHARS
 from deckhands.operations.webhooks.a2a_form import A2A_STATES
 from deckhands.operations.webhooks.webhook import MAX_URL_CHARS
@@ -106,11 +106,9 @@ class SendParams(Wire):
     configuration: Configuration = Configuration()
     metadata: Metadata = Metadata()
 
-    def task(self) -> TaskRequest:
+    def task(self) -> TaskSpec:
         """Return the task of a new conversation; raises UsageError."""
-        return TaskRequest.parse(
-            {"task": self.message.text(), "agent": self.metadata.agent, "model": self.metadata.model}
-        )
+        return TaskSpec.parse({"task": self.message.text(), "agent": self.metadata.agent, "model": self.metadata.model})
 
 
 class TaskParams(Wire):

@@ -18,7 +18,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from pydantic import BaseModel, Field
 
 from broker.runtime.errors import DeckhandsError
-from deckhands.client.tasks.requests import MAX_KEY_CHARS, TaskRequest
+from deckhands.client.tasks.spec import MAX_KEY_CHARS, TaskSpec
 from deckhands.client.tasks.tasks import MAX_TASK_CHARS
 from deckhands.server.auth.api_keys import DEFAULT_BODY_BYTES, Scope
 from deckhands.server.conversations import begin, result_of
@@ -84,7 +84,7 @@ class AgentTools:
         principal = _principal(context, Scope.WRITE, *([Scope.READ] if wait_seconds else []))
         if wait_seconds:
             take_room(self._gateway, principal)
-        asked = TaskRequest.parse({"task": task, "agent": agent, "model": model or None})
+        asked = TaskSpec.parse({"task": task, "agent": agent, "model": model or None})
         own = own_key(principal, f"mcp:{idempotency_key}" if idempotency_key else None)
         conversation_id = await begin(self._gateway, principal, asked, own)
         return await self._state(context, principal, conversation_id, wait_seconds)

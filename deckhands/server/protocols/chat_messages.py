@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from broker.runtime.errors import UsageError
-from deckhands.client.tasks.images import MAX_IMAGES
+from deckhands.client.tasks.images import MAX_IMAGES, ImageUrl
 from deckhands.client.tasks.tasks import MAX_TASK_CHARS
-from deckhands.server.models import ID, MAX_MODEL, ImageUrl, NewConversation
+from deckhands.server.models import ID, MAX_MODEL, NewConversation
 from deckhands.server.openapi.json_body import JsonBody
 
 MAX_MESSAGES = 2_000

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.contract.events import AgentSpec, WorkspaceSpec
+from broker.contract.events import WorkspaceSpec
 from broker.runtime.errors import UsageError
 from deckhands.client.remote.remote_client import RemoteClient
+from deckhands.client.tasks.spec import TaskSpec
 
 NOT_TAKEN = ("422 Unprocessable", {"code": "directory_not_taken", "status": 422, "detail": "No tool worker takes it."})
 UPLOADED = ("201 Created", {})
@@ -21,7 +22,7 @@ BEGUN = ("201 Created", {"conversation_id": "c-1"})
 
 
 @asynccontextmanager
-async def server(*answers: tuple[str, object]) -> AsyncIterator[tuple[RemoteClient, list[str]]]:
+async def server(directory: Path, *answers: tuple[str, object]) -> AsyncIterator[tuple[RemoteClient, list[str]]]:
     """A client of what gives one answer after another, and the requests that it gets, each by its first words."""
     asked, left = [], list(answers)
 
@@ -40,7 +41,7 @@ async def server(*answers: tuple[str, object]) -> AsyncIterator[tuple[RemoteClie
         writer.close()
 
     listening = await asyncio.start_server(serve, "127.0.0.1", 0)
-    client = RemoteClient(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
+    client = RemoteClient(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", directory=directory)
     try:
         yield client, asked
     finally:
@@ -50,10 +51,8 @@ async def server(*answers: tuple[str, object]) -> AsyncIterator[tuple[RemoteClie
 
 
 async def submit(client: RemoteClient, directory: Path) -> str:
-    place = WorkspaceSpec(path=str(directory))
-    return await client.submit(
-        "Look", agent=AgentSpec(), workspace=place, directory=directory, idempotency_key="conversation:mine"
-    )
+    spec = TaskSpec(task="Look", workspace=WorkspaceSpec(path=str(directory)))
+    return await client.submit(spec, idempotency_key="conversation:mine")
 
 
 def uploads(asked: Sequence[str]) -> list[str]:
@@ -62,7 +61,7 @@ def uploads(asked: Sequence[str]) -> list[str]:
 
 async def test_current_files_are_sent_after_a_refusal(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("before")
-    async with server(NOT_TAKEN, UPLOADED, REFUSED, NOT_TAKEN, UPLOADED, BEGUN) as (client, asked):
+    async with server(tmp_path, NOT_TAKEN, UPLOADED, REFUSED, NOT_TAKEN, UPLOADED, BEGUN) as (client, asked):
         with pytest.raises(UsageError, match="no such agent"):
             await submit(client, tmp_path)
         (tmp_path / "a.txt").write_text("after")
@@ -73,7 +72,7 @@ async def test_current_files_are_sent_after_a_refusal(tmp_path: Path) -> None:
 async def test_copy_that_may_have_started_a_conversation_is_resent(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("before")
     failed = ("500 Oops", {"code": "internal", "status": 500, "detail": "It is unknown what has become of it."})
-    async with server(NOT_TAKEN, UPLOADED, failed, UPLOADED, BEGUN) as (client, asked):
+    async with server(tmp_path, NOT_TAKEN, UPLOADED, failed, UPLOADED, BEGUN) as (client, asked):
         with pytest.raises(Exception, match="It is unknown"):
             await submit(client, tmp_path)
         (tmp_path / "a.txt").write_text("after")

@@ -10,7 +10,7 @@ import pytest
 
 from broker.runtime.errors import UsageError
 from deckhands.client.task_files.task_file import MAX_LINE_BYTES, BadLines, Form, TaskFile, TaskLine, opened
-from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.spec import TaskSpec
 
 
 def file_of(content: str | bytes, form: Form = "jsonl", batch: str = "b") -> TaskFile:
@@ -142,7 +142,7 @@ def test_lines_that_change_after_the_check_are_refused() -> None:
 
 
 def test_what_the_command_line_refuses_is_named_by_its_line() -> None:
-    def refuse(request: TaskRequest) -> TaskRequest:
+    def refuse(request: TaskSpec) -> TaskSpec:
         raise UsageError("No.", remedy="Do.")
 
     with pytest.raises(BadLines, match="line 1: No"):

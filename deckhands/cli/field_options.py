@@ -1,0 +1,66 @@
+"""Options of the command line that are made of the fields of a `TaskSpec`: their names, types, choices and help.
+
+Holds: a field that is added to `TaskSpec` has its option on every verb that takes a task, unless one of `WRITTEN` or
+`WITHOUT` names it.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+import click
+
+from deckhands.client.tasks.spec import TaskSpec
+
+WRITTEN = frozenset(
+    {
+        *("task", "agent", "model", "workspace", "limits", "tools", "output", "secrets", "labels"),
+        *("not_before", "delay", "expires", "double_texting", "tenant", "experiment", "priority", "title"),
+        "idempotency_key",
+    }
+)
+"""Fields whose options have another form than JSON, or belong to some verbs only."""
+WITHOUT = frozenset({"headless", "images", "traceparent"})
+"""Fields that the command line does not give."""
+SCALARS: dict[type, Any] = {str: click.STRING, int: click.INT, float: click.FLOAT}
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def option_of(name: str) -> Callable[[F], F]:
+    """Return the option of a field: a flag, a choice, a text or a number, or several texts.
+
+    Raises:
+        TypeError: its type has no such form; write its option by hand.
+    """
+    field = TaskSpec.model_fields[name]
+    kind, flag, text = _plain(field.annotation), f"--{name.replace('_', '-')}", field.description
+    if kind is bool:
+        return click.option(flag, is_flag=True, default=None, help=text)
+    if get_origin(kind) is tuple and get_args(kind)[0] is str:
+        return click.option(flag, multiple=True, help=text)
+    if get_origin(kind) is Literal:
+        return click.option(flag, type=click.Choice(get_args(kind)), default=field.default, help=text)
+    if kind in SCALARS:
+        return click.option(flag, type=SCALARS[kind], default=field.default, help=text)
+    raise TypeError(f"The field {name} needs an option that is written by hand, and its name in WRITTEN.")
+
+
+def generated_options(command: F) -> F:
+    """Add the options of the fields that have none of their own."""
+    for name in reversed(TaskSpec.model_fields):
+        if name not in WRITTEN | WITHOUT:
+            command = option_of(name)(command)
+    return command
+
+
+def _plain(annotation: Any) -> Any:
+    """Return a type without `None` and without what Pydantic checks."""
+    if get_origin(annotation) is Annotated:
+        return _plain(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        parts = [part for part in get_args(annotation) if part is not type(None)]
+        return _plain(parts[0]) if len(parts) == 1 else annotation
+    return annotation

@@ -1,0 +1,280 @@
+"""`TaskSpec`: what an agent is asked to do, as every way in takes it.
+
+The command line, Python, HTTP, Celery tasks, the inbox, files of tasks, schedules and evaluations make one, from
+options, keywords or JSON. A field that is added here can be given by all of them; docs/adding-things.md shows how.
+
+Holds: an unknown field is refused by its name; nothing in a task names a file of the machine that reads it.
+Does not: start anything; `Client.submit` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
+from typing import Annotated, Any, Self, TypedDict
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from broker.contract.events import AgentSpec, Limits, WorkspaceSpec
+from broker.contract.labels import Labels
+from broker.contract.specs import NAME_PATTERN, PriorityName, Tenancy
+from broker.contract.timing import DoubleTexting, Moment, Seconds, Timing
+from broker.contract.workspace_sources import git_source
+from broker.runtime.errors import UsageError
+from broker.tools.output_schema import check_output_schema
+from deckhands.client.tasks.images import MAX_IMAGES, Image, ImageUrl, image_urls_of
+from deckhands.client.tasks.places import Directory
+from deckhands.client.tasks.tasks import MAX_TASK_CHARS, output_of
+
+MAX_KEY_CHARS = 256
+MAX_TOOLS = 128
+MAX_SECRETS = 64
+MAX_TITLE = 200
+SHOWN_ERRORS = 5
+PLACE = Field(min_length=1, max_length=4_096, json_schema_extra={"pattern": r"^(/|git\+(https?|file)://)"})
+"""A directory or a repository; the validator says what is wrong with one."""
+UNSAID = "-"
+"""Stands for a task until the first message names it."""
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class TaskSpec(BaseModel):
+    """One task and everything that describes its conversation."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: str = Field(
+        min_length=1,
+        max_length=MAX_TASK_CHARS,
+        description="What the agent should do.",
+        examples=["List the files"],
+        json_schema_extra={"pattern": r"\S"},
+    )
+    agent: AgentSpec | Annotated[str, Field(min_length=1, max_length=100)] = Field(
+        default="CodeActAgent",
+        description="The registered name of the agent, or its whole specification. It reads AGENTS.md, skills and "
+        "set-up scripts of the workspace unless its specification has enable_workspace_skills: false.",
+    )
+    model: Annotated[str, Field(min_length=1, max_length=300)] | None = Field(
+        default=None,
+        description="The model that the agent uses; by default that of its specification, or LLM_MODEL of the "
+        "controller workers.",
+    )
+    workspace: WorkspaceSpec | Annotated[str, PLACE] | None = Field(
+        default=None,
+        description="A directory below a workspace root of the tool workers, git+https://…#REF, or a specification; by "
+        "default an empty directory.",
+    )
+    limits: Limits = Field(default=Limits(), description="What the conversation may use up.")
+    tools: Annotated[tuple[str, ...], Field(max_length=MAX_TOOLS)] = Field(
+        default=(), description="Tools that tool workers offer: keys, or patterns such as github/*."
+    )
+    output: dict[str, Any] | None = Field(
+        default=None, description="A JSON Schema for the output that the agent must return when it finishes."
+    )
+    images: Annotated[tuple[ImageUrl, ...], Field(max_length=MAX_IMAGES)] = Field(
+        default=(), description="Pictures that belong to the task: addresses, or data URLs."
+    )
+    secrets: Annotated[dict[str, str], Field(max_length=MAX_SECRETS, repr=False)] = Field(
+        default_factory=dict, description="Values by name, which commands may use and nobody may read."
+    )
+    headless: bool = Field(default=True, description="Whether nobody can be asked.")
+    tenant: str = Field(
+        default="",
+        pattern=NAME_PATTERN,
+        description="Whose budget pays; tenants share what is scarce by weight.",
+    )
+    experiment: str = Field(
+        default="", pattern=NAME_PATTERN, description="A part of the tenant's work with its own budget."
+    )
+    priority: PriorityName | None = Field(
+        default=None,
+        description="What goes first where something is scarce; by default interactive if a person can be asked, else "
+        "batch.",
+    )
+    title: str = Field(
+        default="", max_length=MAX_TITLE, description="A name for listings; by default the first line of the task."
+    )
+    labels: Labels = Field(default_factory=dict, description="Labels, to find the conversation again.")
+    not_before: Moment | None = Field(
+        default=None, description="Begin it at this time, with its zone: 2026-03-01T06:00:00+01:00."
+    )
+    delay: Seconds | None = Field(
+        default=None,
+        description="Begin it this many seconds after its submission; with not_before, the later of both counts.",
+    )
+    expires: Annotated[Seconds | Moment, Field(union_mode="left_to_right")] | None = Field(
+        default=None,
+        description="Never begin it if it has not begun by this time, or this many seconds after its submission: it "
+        "ends in an error of the code expired.",
+    )
+    double_texting: DoubleTexting | None = Field(
+        default=None, description="What a message does while the agent works; by default it waits for the next step."
+    )
+    traceparent: Annotated[str, Field(max_length=55)] | None = Field(
+        default=None, description="The span that the task belongs to, as W3C Trace Context writes it."
+    )
+    idempotency_key: Annotated[str, Field(min_length=1, max_length=MAX_KEY_CHARS)] | None = Field(
+        default=None, description="The same key always means the same conversation, whatever else is sent."
+    )
+
+    @field_validator("task")
+    @classmethod
+    def _says_something(cls, task: str) -> str:
+        if not task.strip():
+            raise ValueError("it is empty")
+        return task
+
+    @field_validator("agent")
+    @classmethod
+    def _can_be_an_agent(cls, agent: AgentSpec | str) -> AgentSpec | str:
+        if isinstance(agent, str):
+            AgentSpec(name=agent)
+            return agent
+        return _with_workspace_skills(agent)
+
+    @field_validator("images")
+    @classmethod
+    def _are_pictures(cls, images: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            return image_urls_of(images) or ()
+        except UsageError as error:
+            raise UsageError(f"images: {error.message}", remedy=error.remedy) from None
+
+    @model_validator(mode="after")
+    def _names_a_directory(self) -> Self:
+        try:
+            source = git_source(self.workspace) if isinstance(self.workspace, str) else None
+        except UsageError as error:
+            raise UsageError(f"workspace: {error.message}", remedy=error.remedy) from None
+        if isinstance(self.workspace, str) and source is None and self.workspace[0] != "/":
+            raise ValueError("workspace: write an absolute path of the tool workers' machine, or git+https://…#REF")
+        return self
+
+    @model_validator(mode="after")
+    def _can_begin(self) -> Self:
+        begins, ends = self.timing().begins(EPOCH), self.timing().ends(EPOCH)
+        is_comparable = self.delay is None or not isinstance(self.expires, datetime)
+        is_comparable = is_comparable and (self.not_before is None or isinstance(self.expires, datetime))
+        if begins is not None and ends is not None and is_comparable and ends <= begins:
+            raise ValueError("expires: it would expire before it may begin")
+        return self
+
+    @classmethod
+    def parse(cls, fields: object) -> Self:
+        """Return the task that a JSON object stands for.
+
+        Raises:
+            UsageError: it is not a task; names each field that cannot be used.
+        """
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise UsageError(
+                f"The request cannot be used: {_reasons(error)}.", remedy="See docs/producing-work.md for its fields."
+            ) from None
+        except UsageError as error:  # an address of a repository, or a picture
+            raise UsageError(f"The request cannot be used: {error}") from None
+
+    def timing(self) -> Timing:
+        """Return when the conversation may begin."""
+        return Timing(self.not_before, self.delay, self.expires)
+
+    def with_timing(self, timing: Timing) -> Self:
+        """Return the task with another time to begin."""
+        fields = {"not_before": timing.not_before, "delay": timing.delay_seconds, "expires": timing.expires}
+        return self.model_copy(update=fields)
+
+    def place(self) -> WorkspaceSpec:
+        """Return the workspace that is meant."""
+        if self.workspace is None:
+            return WorkspaceSpec()
+        if isinstance(self.workspace, WorkspaceSpec):
+            return self.workspace
+        source = git_source(self.workspace)
+        return WorkspaceSpec(source=source) if source is not None else WorkspaceSpec(path=self.workspace)
+
+    def tenancy(self) -> Tenancy | None:
+        """Return the tenancy of the conversation; None if it has none."""
+        if not (self.tenant or self.experiment or self.priority):
+            return None
+        return Tenancy(tenant=self.tenant, experiment=self.experiment, priority=self.priority)
+
+    def agent_spec(self) -> AgentSpec:
+        """Return the agent that is meant, with the model and the output that the task names.
+
+        Raises:
+            UsageError: the schema of its output cannot be used.
+        """
+        agent = _with_workspace_skills(AgentSpec(name=self.agent) if isinstance(self.agent, str) else self.agent)
+        if self.model is not None:
+            agent = agent.model_copy(update={"llm": agent.llm.model_copy(update={"model": self.model})})
+        if self.output is not None:
+            return agent.model_copy(update={"output": output_of(self.output)})
+        if agent.output is not None:
+            check_output_schema(agent.output.json_schema)
+        return agent
+
+
+class TaskFields(TypedDict, total=False):
+    """The keywords of Python for the fields of a `TaskSpec`, but for its task, agent, tools, output and key.
+
+    None means the default. `workspace` may also be an archive or a bundle on this machine, `images` may be paths and
+    bytes, and `tenancy` stands for the three fields of a `Tenancy`.
+    """
+
+    model: str | None
+    workspace: Directory | None
+    limits: Limits | None
+    images: Sequence[Image]
+    secrets: Mapping[str, str] | None
+    headless: bool
+    tenancy: Tenancy | None
+    tenant: str
+    experiment: str
+    priority: PriorityName | None
+    title: str
+    labels: Mapping[str, str] | None
+    not_before: datetime | None
+    delay: timedelta | float | None
+    expires: datetime | timedelta | float | None
+    double_texting: DoubleTexting | None
+    traceparent: str | None
+
+
+def _with_workspace_skills(agent: AgentSpec) -> AgentSpec:
+    """Return the agent as it reads the workspace, however the task comes: it does unless its specification forbids it.
+
+    The default of the event is another one, which logs that exist were written with.
+    """
+    if "enable_workspace_skills" in agent.model_fields_set:
+        return agent
+    return agent.model_copy(update={"enable_workspace_skills": True})
+
+
+def timing_of(fields: Mapping[str, Any]) -> Timing:
+    """Return when a conversation may begin, from the fields of a request of these names.
+
+    Raises:
+        UsageError: they cannot be used; names each.
+    """
+    return TaskSpec.parse({"task": "-", **fields}).timing()
+
+
+def _reason(error: Mapping[str, Any]) -> str:
+    if error["type"] == "missing":
+        return "it is missing"
+    if error["type"] == "extra_forbidden":
+        near = get_close_matches(str(error["loc"][-1]), TaskSpec.model_fields, n=1) if len(error["loc"]) == 1 else []
+        return "there is no such field" + "".join(f"; did you mean {name}?" for name in near)
+    return str(error["msg"]).removeprefix("Value error, ")
+
+
+def _reasons(error: ValidationError) -> str:
+    """Return what is wrong with each field, without the values, which may be secret."""
+    errors = error.errors(include_url=False, include_input=False, include_context=False)
+    found = [f"{'.'.join(map(str, each['loc'])) or 'the whole'}: {_reason(each)}" for each in errors[:SHOWN_ERRORS]]
+    more = [f"and {len(errors) - SHOWN_ERRORS} more"] if len(errors) > SHOWN_ERRORS else []
+    text = "; ".join(found + more)
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)[:1_000]
