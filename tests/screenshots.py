@@ -35,7 +35,7 @@ from deckhands.evaluation.attempts.catalog import Catalog
 from deckhands.evaluation.attempts.results import Row
 from deckhands.evaluation.attempts.standing import Shown
 from deckhands.server.gateway import Gateway, ServerOptions
-from deckhands.server.serving import serving
+from deckhands.server.serving import serve_in_loop
 from tests.broker_parts import claim, enter
 from tests.browser_pages import opened
 from tests.evaluation_parts import write_evaluation
@@ -270,7 +270,7 @@ async def take(folder: Path) -> None:
             ends = asyncio.Event()
             working = asyncio.create_task(work(store, ends))
             key = await add_key(store)
-            async with serving(gateway) as port:
+            async with serve_in_loop(gateway) as port:
                 for name, path, width, height, is_dark in (
                     ("evaluations", "#/evaluations", 1280, 420, False),
                     ("evaluation", "#/e/nightly-shop", 1280, 1240, False),

@@ -17,7 +17,7 @@ from deckhands.client.client import Client
 from deckhands.server.auth.api_keys import ApiKeys, Scope
 from deckhands.server.cluster import readiness
 from deckhands.server.gateway import Gateway, Principal, ServerOptions
-from deckhands.server.serving import serving
+from deckhands.server.serving import serve_in_loop
 from tests.polling import until
 from tests.served_stores import Server, refusals
 from tests.served_stores import serving as store_serving
@@ -91,7 +91,7 @@ async def served(folder: Path, programs: dict[str, str], *, archive: str = "", *
             store: Store = await open_store(log.gateway, patience_seconds=5)
             gateway = Gateway(store, archive, options=ServerOptions(port=0, **options))
             try:
-                async with serving(gateway) as port:
+                async with serve_in_loop(gateway) as port:
                     yield Served(log, gateway, client, port)
             finally:
                 await gateway.aclose()

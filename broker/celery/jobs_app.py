@@ -20,9 +20,9 @@ from broker.celery.logins import split_login
 from broker.celery.taken_entries import KeptMessages
 from broker.runtime.settings import UrlInFile
 
-QUEUE = "deckhands.jobs"
-PREFIX = "deckhands.jobs."
-CONCURRENCY = 4
+JOBS_QUEUE = "deckhands.jobs"
+JOBS_PREFIX = "deckhands.jobs."
+JOBS_CONCURRENCY = 4
 VISIBILITY_SECONDS = 1_800
 MUTEX_SECONDS = 10
 """How long a worker that dies while it looks for what others have left keeps others from looking."""
@@ -63,8 +63,8 @@ def make_jobs_app(broker_url: str, result_url: str, schedule: dict[str, Any]) ->
         result_accept_content=["json"],
         result_backend_thread_safe=True,
         task_ignore_result=False,
-        task_default_queue=QUEUE,
-        task_routes={f"{PREFIX}*": {"queue": QUEUE}, "deckhands.*": {"queue": "deckhands"}},
+        task_default_queue=JOBS_QUEUE,
+        task_routes={f"{JOBS_PREFIX}*": {"queue": JOBS_QUEUE}, "deckhands.*": {"queue": "deckhands"}},
         worker_send_task_events=True,
         task_send_sent_event=True,
         worker_enable_remote_control=True,

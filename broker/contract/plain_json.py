@@ -21,7 +21,7 @@ def replace_surrogates(value: Any) -> Any:
     return value
 
 
-def plain_json(value: Any, depth: int = 0) -> Any:
+def to_plain_json(value: Any, depth: int = 0) -> Any:
     """Copy a value as the log can keep it: what is in memory is then what everybody reads later.
 
     Lone surrogates become U+FFFD, numbers that are none (NaN, infinities) null, integers beyond 64 bits text, tuples
@@ -41,9 +41,9 @@ def plain_json(value: Any, depth: int = 0) -> Any:
     if depth >= MAX_JSON_DEPTH:
         raise ValueError(f"nested more than {MAX_JSON_DEPTH} deep")
     if isinstance(value, dict):
-        return {_json_name(key): plain_json(item, depth + 1) for key, item in value.items()}
+        return {_json_name(key): to_plain_json(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain_json(item, depth + 1) for item in value]
+        return [to_plain_json(item, depth + 1) for item in value]
     raise ValueError(f"a {type(value).__name__} is not JSON")
 
 
@@ -53,5 +53,5 @@ def _json_name(key: Any) -> str:
     return str(replace_surrogates(key))
 
 
-JsonObject = Annotated[dict[str, Any], AfterValidator(plain_json)]
+JsonObject = Annotated[dict[str, Any], AfterValidator(to_plain_json)]
 """An object of any shape inside an event."""

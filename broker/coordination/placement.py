@@ -115,7 +115,7 @@ def has_needs(workspace: WorkspaceSpec) -> bool:
     return workspace.sandbox != ANY or workspace.needs is not None or workspace.path is not None
 
 
-async def placement(store: Store, workspace: WorkspaceSpec) -> Placement:
+async def find_placement(store: Store, workspace: WorkspaceSpec) -> Placement:
     """Find the nodes that can serve a workspace."""
     nodes: set[str] = set()
     lacking: dict[str, str] = {}

@@ -17,7 +17,7 @@ BATCH = 32
 E = TypeVar("E", bound=Event)
 
 
-async def latest_event(store: Store, conversation_id: str, kind: type[E]) -> E | None:
+async def find_latest_event(store: Store, conversation_id: str, kind: type[E]) -> E | None:
     """Return the latest event of a class; None: there is none.
 
     Raises:

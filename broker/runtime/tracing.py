@@ -182,7 +182,7 @@ class Tracing:
 
 
 @functools.cache
-def tracing(role: str) -> Tracing:
+def open_tracing(role: str) -> Tracing:
     """Return the spans of this process: none, unless a standard variable names a collector.
 
     Args:

@@ -36,7 +36,7 @@ from broker.coordination.stored_files import StoredFiles
 from broker.log.conversations import Conversations
 from broker.log.delegates import delegate_conversation
 from broker.log.event_log import Duplicate, EventLog
-from broker.log.latest_event import latest_event
+from broker.log.latest_event import find_latest_event
 from broker.log.lost_tails import name_gap
 from broker.runtime.errors import EventsLost, UnknownConversation, UsageError
 from broker.runtime.failpoints import failpoint
@@ -128,7 +128,7 @@ class Delegates:
 
     async def _is_paused_by_parent(self, delegate_id: str) -> bool:
         """Say whether the last that a delegate was asked is to pause, and its parent asked it."""
-        last = await latest_event(self._log.store, delegate_id, ChangeAgentStateAction)
+        last = await find_latest_event(self._log.store, delegate_id, ChangeAgentStateAction)
         asked = (last.agent_state, last.source) if last is not None else None
         return asked == (AgentState.PAUSED, EventSource.ENVIRONMENT)
 

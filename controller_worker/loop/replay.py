@@ -47,10 +47,9 @@ from controller_worker.agents.agent import Agent
 from controller_worker.agents.finish_tool import turn_of
 from controller_worker.agents.registry import create_agent
 from controller_worker.core.announcement import end_in_error
-from controller_worker.core.concerns import delegation
 from controller_worker.core.concerns.acceptance import examined
 from controller_worker.core.concerns.confirmation import carried_out
-from controller_worker.core.concerns.delegation import NOT_STARTED, STARTED
+from controller_worker.core.concerns.delegation import NOT_STARTED, STARTED, unanswered
 from controller_worker.core.concerns.inbox import recalled
 from controller_worker.core.concerns.survey import skills_from
 from controller_worker.core.controller import apply, next_effect
@@ -234,7 +233,7 @@ class Replay:
 
     def _error_of_the_shell(self, event: Event) -> list[Event]:
         """Return what ends the work when something failed that the log does not know, if it is that which follows."""
-        unsettled = len(self._state.tools.pending) + len(delegation.unanswered(self._state))
+        unsettled = len(self._state.tools.pending) + len(unanswered(self._state))
         follows = self._events[event.id - 1 : event.id + unsettled]
         for announced in follows:
             if isinstance(announced, AgentStateChangedObservation) and announced.agent_state is AgentState.ERROR:

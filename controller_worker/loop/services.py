@@ -11,7 +11,7 @@ from broker.coordination.notebooks import Notebooks
 from broker.coordination.ownership import Owners
 from broker.limits.quotas import QuotaTable
 from broker.log.event_log import EventLog
-from broker.runtime.tracing import Tracing, tracing
+from broker.runtime.tracing import Tracing, open_tracing
 from broker.store.store import Store
 from controller_worker.loop.hooks import Hooks
 from controller_worker.loop.sdk.sessions import Sessions
@@ -47,7 +47,7 @@ class Services:
     turns: Turns = field(default_factory=Turns)
     steps: StepTurns = field(default_factory=StepTurns)
     figures: Figures = field(default_factory=Figures)
-    tracing: Tracing = field(default_factory=partial(tracing, "controller"))
+    tracing: Tracing = field(default_factory=partial(open_tracing, "controller"))
     sdk_sessions: Sessions = field(default_factory=Sessions)
     notebooks: Notebooks = field(init=False)
     permits: Permits = field(init=False)

@@ -23,7 +23,7 @@ from broker.contract.events import (
     ModelToolCall,
     TokenUsage,
 )
-from broker.contract.plain_json import plain_json, replace_surrogates
+from broker.contract.plain_json import replace_surrogates, to_plain_json
 from broker.runtime.clock import Clock
 from broker.runtime.errors import DeckhandsError, UsageError
 from broker.runtime.ids import jitter
@@ -234,7 +234,7 @@ def _kept(blocks: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield what a log can hold of the thoughts of a reply."""
     for block in blocks:
         with contextlib.suppress(ValueError):
-            yield plain_json(dict(block))
+            yield to_plain_json(dict(block))
 
 
 def _failed(

@@ -22,10 +22,8 @@ from controller_worker.providers.model_features import features_of, sees_images
 from controller_worker.providers.model_table import providers
 from controller_worker.providers.openai_backend import COMPATIBLE_PROVIDERS, OpenAICompatibleLLM
 from controller_worker.providers.openai_batches import OpenAIBatches
-from controller_worker.providers.replayed import PREFIX as REPLAY_PREFIX
-from controller_worker.providers.replayed import ReplayedLLM
-from controller_worker.providers.scripted import PREFIX as SCRIPTED_PREFIX
-from controller_worker.providers.scripted import ScriptedLLM
+from controller_worker.providers.replayed import REPLAY_PREFIX, ReplayedLLM
+from controller_worker.providers.scripted import SCRIPTED_PREFIX, ScriptedLLM
 from controller_worker.providers.silent import MODEL as SILENT_MODEL
 from controller_worker.providers.silent import SilentLLM
 

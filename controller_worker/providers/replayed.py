@@ -19,7 +19,7 @@ from controller_worker.providers.llm import Completion, Delta, ModelRequest, Usa
 from controller_worker.providers.messages.messages import ToolCall
 from controller_worker.providers.model_files import read_model_file
 
-PREFIX = "replay/"
+REPLAY_PREFIX = "replay/"
 KIND = "model.reply"
 RECORDING_LIMIT_BYTES = 256 * 1024 * 1024
 
@@ -33,7 +33,7 @@ class ReplayedLLM:
         Raises:
             LLMConfigError: it is missing, or no recording.
         """
-        self._path = Path(config.model.removeprefix(PREFIX))
+        self._path = Path(config.model.removeprefix(REPLAY_PREFIX))
         replies = _read(self._path, config.scripts_dir)
         self._replies = [reply for reply in replies if reply.service == "agent"]
         self._others = [reply for reply in replies if reply.service != "agent"]

@@ -25,7 +25,7 @@ from controller_worker.providers.messages.messages import ToolCall
 from controller_worker.providers.model_files import read_model_file
 from controller_worker.providers.model_table import call_cost_usd
 
-PREFIX = "scripted/"
+SCRIPTED_PREFIX = "scripted/"
 WORKSPACE_PLACEHOLDER = "{workspace}"
 FAILURES_REMEMBERED = 10_000
 
@@ -161,7 +161,7 @@ class ScriptedLLM:
 
     def __init__(self, config: LLMConfig, clock: Clock) -> None:
         self._config = config
-        self._script = Script.load(Path(config.model.removeprefix(PREFIX)), beneath=config.scripts_dir)
+        self._script = Script.load(Path(config.model.removeprefix(SCRIPTED_PREFIX)), beneath=config.scripts_dir)
         self._failures: dict[tuple[str, str, int], int] = {}
         self._clock = clock
 

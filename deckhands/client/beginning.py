@@ -17,7 +17,7 @@ from broker.coordination.stored_files import StoredFiles
 from broker.log.admission import begun_before, check
 from broker.log.event_log import Appended, Duplicate, EventLog
 from broker.runtime.errors import AdmissionRefused, UsageError
-from broker.runtime.tracing import tracing
+from broker.runtime.tracing import open_tracing
 from broker.secrets.secrets import Secrets
 from broker.store.store import Store
 from broker.tools.tool_offers import ToolOffers
@@ -61,7 +61,7 @@ async def begin(
     """
     agent, workspace, tenancy, store = spec.agent_spec(), spec.place(), spec.tenancy(), log.store
     attributes = {"gen_ai.conversation.id": conversation_id, "gen_ai.agent.name": agent.name}
-    with tracing(role).span("submit", spec.traceparent, kind="producer", attributes=attributes) as span:
+    with open_tracing(role).span("submit", spec.traceparent, kind="producer", attributes=attributes) as span:
         agent = chosen_agent(agent, AgentFactoryConfig.from_env(), conversation_id)
         try:
             await check(store, conversation_id, spec.tenant)

@@ -10,7 +10,7 @@ from broker.contract.agent_state import AgentState
 from broker.contract.events import EventSource
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.conversations import Conversations
-from broker.log.latest_event import latest_event
+from broker.log.latest_event import find_latest_event
 from broker.runtime.errors import UsageError
 from broker.store.store import Store
 
@@ -44,5 +44,5 @@ async def asked_about(store: Store, conversation_id: str) -> tuple[str, int | No
     state = (await Conversations(store).row(conversation_id)).state
     if state != AgentState.AWAITING_USER_CONFIRMATION:
         return state, None
-    announced = await latest_event(store, conversation_id, AgentStateChangedObservation)
+    announced = await find_latest_event(store, conversation_id, AgentStateChangedObservation)
     return (announced.agent_state, announced.action_id) if announced else (state, None)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from broker.contract.specs import WorkspaceSpec
 from broker.coordination.membership import members
-from broker.coordination.placement import has_needs, placement, serves_pool, takes_directory
+from broker.coordination.placement import find_placement, has_needs, serves_pool, takes_directory
 from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.private_directories import fault, name_fault, private_paths
@@ -80,10 +80,10 @@ async def until_anybody_serves(store: Store, workspace: WorkspaceSpec) -> None:
     """Wait until a tool worker of the workspace's pool says what it offers, for a minute at most."""
     loop = asyncio.get_running_loop()
     ends = loop.time() + READY_SECONDS
-    found = await placement(store, workspace)
+    found = await find_placement(store, workspace)
     while not found.is_anybody_there and loop.time() < ends:
         await asyncio.sleep(POLL_SECONDS)
-        found = await placement(store, workspace)
+        found = await find_placement(store, workspace)
 
 
 async def require_served(store: Store, workspace: WorkspaceSpec) -> None:
@@ -107,7 +107,7 @@ async def require_served(store: Store, workspace: WorkspaceSpec) -> None:
             )
     loop = asyncio.get_running_loop()
     ends = loop.time() + STARTING_SECONDS
-    while (found := await placement(store, workspace)).is_anybody_there and not found.nodes:
+    while (found := await find_placement(store, workspace)).is_anybody_there and not found.nodes:
         if loop.time() >= ends:
             raise found.refusal()
         await asyncio.sleep(POLL_SECONDS)

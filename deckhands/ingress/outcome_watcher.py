@@ -18,7 +18,7 @@ from contextlib import suppress
 from broker.contract.events import Action
 from broker.coordination.producers import Producers
 from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversation_of
-from broker.log.latest_event import latest_event
+from broker.log.latest_event import find_latest_event
 from broker.runtime.errors import DeckhandsError, StoreRefused
 from broker.runtime.logs import about
 from broker.store.connection import Argument
@@ -179,7 +179,7 @@ class OutcomeWatcher:
                 return
             if (caller.kept or {}).get("ignore_result"):
                 return
-            latest = await latest_event(self._store, conversation_id, Action)
+            latest = await find_latest_event(self._store, conversation_id, Action)
             progress = {
                 "conversation_id": conversation_id,
                 "state": meta.get("state", ""),

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from broker.contract.offered_models import ModelNotOffered
 from broker.runtime.errors import UsageError
 from deckhands.client.tasks.spec import TaskSpec
-from deckhands.operations.schedules.book import Check, Entry, ScheduleBook
+from deckhands.operations.schedules.book import Entry, ScheduleBook, ScheduleCheck
 from deckhands.operations.schedules.schedule import CATCH_UP_SECONDS, LABEL, NAME_PATTERN, Overlap, Schedule
 from deckhands.server.dependencies import MATCHED, GatewayOf, IfMatch, OperatorOfAll, Reason, Why, etag_of
 from deckhands.server.models import ID, MOMENT
@@ -84,7 +84,7 @@ def tag_of(entry: Entry) -> str:
     return etag_of(entry.schedule)
 
 
-async def _check_of(gateway: GatewayOf, name: str, precondition: IfMatch) -> Check:
+async def _check_of(gateway: GatewayOf, name: str, precondition: IfMatch) -> ScheduleCheck:
     """Return what makes sure that a schedule is as it was when it was read, after it has done so once."""
 
     def check(schedule: Schedule) -> None:

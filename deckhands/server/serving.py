@@ -269,7 +269,7 @@ async def serve(gateway: Gateway, *, on_ready: Callable[[int], None]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(gateway: Gateway) -> AsyncGenerator[int]:
+async def serve_in_loop(gateway: Gateway) -> AsyncGenerator[int]:
     """Serve in this loop, without signals, and yield the port."""
     await check_start(gateway)
     server = server_of(gateway)

@@ -12,7 +12,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from broker.runtime.settings import BrokerSettings
-from deckhands.operations.webhooks.book import Check, UnknownWebhook, WebhookBook
+from deckhands.operations.webhooks.book import UnknownWebhook, WebhookBook, WebhookCheck
 from deckhands.operations.webhooks.sending import address_of, rules_of
 from deckhands.operations.webhooks.webhook import MAX_CHOSEN, MAX_URL_CHARS, SETTLED, Chosen, Delivery, Webhook
 from deckhands.server.dependencies import (
@@ -128,7 +128,7 @@ async def show(gateway: GatewayOf, principal: Reader, webhook_id: WebhookId, res
     return shown
 
 
-def _checked_by(precondition: Precondition) -> Check:
+def _checked_by(precondition: Precondition) -> WebhookCheck:
     return lambda hook: precondition.check(etag_of(_shown(hook)))
 
 

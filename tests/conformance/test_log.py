@@ -14,7 +14,7 @@ from broker.contract.observations import CmdOutputObservation
 from broker.coordination.ownership import DispatchOutcome, Owners
 from broker.log.blobs import Blobs
 from broker.log.event_log import Appended, Duplicate, EventLog
-from broker.log.latest_event import latest_event
+from broker.log.latest_event import find_latest_event
 from broker.runtime.errors import CorruptEntry, EventsLost, StoreTooNew, UnknownConversation, UnknownKind, UsageError
 from broker.store.store import Store
 from tests.broker_parts import CID, act, begin, claim, enter, message, output
@@ -224,10 +224,10 @@ async def test_one_entry_of_a_log(store: Store) -> None:
 async def test_latest_event_of_a_class_is_found_from_the_end(store: Store) -> None:
     log = await begin(store)
     await log.append(CID, [message(str(n)) for n in range(70)])
-    latest = await latest_event(store, CID, MessageAction)
+    latest = await find_latest_event(store, CID, MessageAction)
     assert latest is not None
     assert (latest.id, latest.content) == (71, "69")
-    created = await latest_event(store, CID, ConversationCreated)  # behind two whole batches
+    created = await find_latest_event(store, CID, ConversationCreated)  # behind two whole batches
     assert created is not None
     assert created.id == 1
-    assert await latest_event(store, CID, CmdOutputObservation) is None
+    assert await find_latest_event(store, CID, CmdOutputObservation) is None

@@ -22,7 +22,7 @@ from deckhands.client.reading.summary import Summary, Tally
 from deckhands.client.remote.remote_client import RemoteClient
 from deckhands.client.watcher import End, Until, follow
 from deckhands.server.gateway import Gateway, ServerOptions
-from deckhands.server.serving import serving
+from deckhands.server.serving import serve_in_loop
 from tests.archive_parts import begin_ended, retired
 from tests.broker_parts import begin, message
 from tests.conformance.test_lost_tails import lose
@@ -52,7 +52,7 @@ async def reader(request: pytest.FixtureRequest, client: Client) -> AsyncIterato
     if isinstance(client.store.connection, MemoryConnection):
         pytest.skip("a server needs more commands")
     gateway = Gateway(client.store, options=ServerOptions(port=0))
-    async with serving(gateway) as port:
+    async with serve_in_loop(gateway) as port:
         remote = RemoteClient(f"http://127.0.0.1:{port}", await add_key(client.store))
         yield remote
         await remote.aclose()

@@ -28,7 +28,7 @@ from broker.store.store import open_store
 from deckhands import AsyncConversation, ConfirmationPolicy, Event, Limits, NotBegun, TransferFailed
 from deckhands.client.remote.server_calls import ServerUntrusted
 from deckhands.server.gateway import Gateway, ServerOptions
-from deckhands.server.serving import serving
+from deckhands.server.serving import serve_in_loop
 from tests.certificates import certificate_in
 from tests.integration.command_line import finish, run_command, script
 from tests.served_stores import environment_with, worker
@@ -209,7 +209,7 @@ async def test_server_with_a_private_authority_is_trusted_by_file(
     model = script(tmp_path / "model.json", finish("done"))
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     monkeypatch.setenv("DECKHANDS_API_KEY", await server.token())
-    async with serving(gateway) as port:
+    async with serve_in_loop(gateway) as port:
         place = {"model": model, "cluster": f"https://127.0.0.1:{port}"}
         async with AsyncConversation(**place) as talk:
             with pytest.raises(ServerUntrusted, match="self-signed") as refused:

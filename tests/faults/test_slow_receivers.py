@@ -8,7 +8,7 @@ import base64
 import pytest
 from celery import Celery
 
-from broker.celery.jobs_app import PREFIX, QUEUE
+from broker.celery.jobs_app import JOBS_PREFIX, JOBS_QUEUE
 from broker.contract.specs import Tenancy
 from broker.runtime.settings import BrokerSettings
 from deckhands.client.client import Client
@@ -50,7 +50,7 @@ async def test_silent_receiver_delays_no_schedule_or_other_tenant(
             await begin_worked(client, f"slow-{number}", tenancy=Tenancy(tenant="slow"))
         cluster.start_jobs("j1", DECKHANDS_WEBHOOK_PRIVATE="127.0.0.1", DECKHANDS_SECRET_KEY=SECRET_KEY)
         with Celery(broker=cluster.store.celery_url, set_as_current=False) as app:
-            app.send_task(f"{PREFIX}webhooks", queue=QUEUE, ignore_result=True)
+            app.send_task(f"{JOBS_PREFIX}webhooks", queue=JOBS_QUEUE, ignore_result=True)
             await cluster.until(lambda: len(taken) >= 4, what="requests to the silent receiver")
             schedules = ScheduleBook(client.store, client.secrets)
             await schedules.add(Schedule(name="honest", cron="* * * * *"), TaskSpec(task="look", model="scripted/x"))
@@ -59,7 +59,7 @@ async def test_silent_receiver_delays_no_schedule_or_other_tenant(
             due_ms = int(now.replace(second=0, microsecond=0).timestamp() * 1000)
             await client.store.connection.call("ZADD", names.schedules_due, due_ms, "honest")
             await begin_worked(client, "quick-1", tenancy=Tenancy(tenant="quick"))
-            app.send_task(f"{PREFIX}schedules", queue=QUEUE, ignore_result=True)
+            app.send_task(f"{JOBS_PREFIX}schedules", queue=JOBS_QUEUE, ignore_result=True)
 
             async def is_looked_at() -> bool:
                 standing = (await schedules.entry("honest")).standing
@@ -68,7 +68,7 @@ async def test_silent_receiver_delays_no_schedule_or_other_tenant(
             await cluster.until(is_looked_at, limit=LIMIT_SECONDS, what="a look at a schedule")
             place = client.store.all_shards[0].job("webhooks")
             await cluster.until(lambda: is_free(client, place), what="the end of the first job")
-            app.send_task(f"{PREFIX}webhooks", queue=QUEUE, ignore_result=True)
+            app.send_task(f"{JOBS_PREFIX}webhooks", queue=JOBS_QUEUE, ignore_result=True)
             await cluster.until(lambda: receiver.states("quick-1"), limit=LIMIT_SECONDS, what="a delivery")
         assert len(taken) <= 16  # of one tenant at once
     for writer in taken:

@@ -11,7 +11,7 @@ from broker.contract.agent_state import AgentState
 from broker.contract.observations import AgentStateChangedObservation
 from broker.store.store import open_store
 from deckhands.server.gateway import Gateway, ServerOptions
-from deckhands.server.serving import serving
+from deckhands.server.serving import serve_in_loop
 from tests.broker_parts import claim, command, enter
 from tests.server_parts import add_key
 from tests.stores import LossyWire
@@ -38,7 +38,7 @@ async def test_repeated_request_with_lost_reply_is_not_refused(lossy_wire: Lossy
     path, body = f"/conversations/{cid}/{action}", {"reason": "test"}
     login = {"Authorization": f"Bearer {await add_key(store)}"}
     async with (
-        serving(gateway) as port,
+        serve_in_loop(gateway) as port,
         httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=login) as client,
     ):
         lossy_wire.swallow = loses(b"appended")

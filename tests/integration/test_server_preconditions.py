@@ -12,7 +12,7 @@ import pytest
 from broker.contract.specs import Tenancy
 from broker.store.store import open_store
 from deckhands.server.gateway import Gateway, ServerOptions
-from deckhands.server.serving import serving
+from deckhands.server.serving import serve_in_loop
 from tests.server_parts import Served, add_key, served
 from tests.stores import LossyWire
 
@@ -140,7 +140,7 @@ async def test_repeated_change_with_a_lost_store_reply_succeeds(lossy_wire: Loss
     path, body = f"/conversations/{cid}", {"labels": {"a": "b"}, "reason": "test"}
     login = {"Authorization": f"Bearer {await add_key(store)}"}
     async with (
-        serving(gateway) as port,
+        serve_in_loop(gateway) as port,
         httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=login) as client,
     ):
         read = (await client.get(path)).headers["etag"]

@@ -17,7 +17,7 @@ from broker.log.live_text import LiveText, Piece
 from broker.store.store import open_store
 from deckhands.server.application import guarded
 from deckhands.server.gateway import Gateway, ServerOptions
-from deckhands.server.serving import serving
+from deckhands.server.serving import serve_in_loop
 from tests.archive_parts import begin_ended, retired
 from tests.certificates import certificate_in
 from tests.polling import until
@@ -166,7 +166,7 @@ async def test_it_speaks_tls_by_its_flags(server: Served, tmp_path: Path) -> Non
     certificate, key = certificate_in(tmp_path)
     gateway = await gateway_with(server, certificate=certificate, certificate_key=key)
     trusted = ssl.create_default_context(cafile=str(certificate))
-    async with serving(gateway) as port:
+    async with serve_in_loop(gateway) as port:
         async with httpx2.AsyncClient(verify=trusted) as client:
             assert (await client.get(f"https://127.0.0.1:{port}/health")).json() == {"status": "ok"}
         async with httpx2.AsyncClient() as client:
@@ -182,7 +182,7 @@ async def test_only_a_named_proxy_is_believed(server: Served) -> None:
     headers = {"Authorization": f"Bearer {token}", "X-Forwarded-Proto": "https"}
     for proxies, scheme in (((), "http"), (("127.0.0.9",), "http"), (("127.0.0.1",), "https")):
         gateway = await gateway_with(server, proxies=proxies)
-        async with serving(gateway) as port, httpx2.AsyncClient(headers=headers) as client:
+        async with serve_in_loop(gateway) as port, httpx2.AsyncClient(headers=headers) as client:
             answer = await client.get(f"http://127.0.0.1:{port}/schedules/")
         assert answer.headers["location"].partition("://")[0] == scheme
         await gateway.aclose()
@@ -193,7 +193,7 @@ async def test_only_named_origins_may_call_the_server(server: Served) -> None:
     asked = {"Origin": ORIGIN, "Access-Control-Request-Method": "PATCH"}
     for origins in ((), (ORIGIN,)):
         gateway = await gateway_with(server, origins=origins)
-        async with serving(gateway) as port, httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        async with serve_in_loop(gateway) as port, httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
             preflight = await client.options("/conversations", headers=asked)
             answer = await client.get("/conversations", headers={"Origin": ORIGIN, "Authorization": f"Bearer {token}"})
         found = (preflight.status_code, answer.status_code)

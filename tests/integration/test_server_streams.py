@@ -20,7 +20,7 @@ from broker.store.embedded import EmbeddedValkey
 from broker.store.store import open_store
 from deckhands.client.client import Client
 from deckhands.server.gateway import Gateway, ServerOptions
-from deckhands.server.serving import serving
+from deckhands.server.serving import serve_in_loop
 from deckhands.server.streams import EventStream
 from tests.polling import unhurried
 from tests.served_stores import worker
@@ -106,7 +106,7 @@ async def test_reader_gets_each_event_once_through_restarts(tmp_path: Path) -> N
     try:
         for _ in range(2):  # a server, and another one after it
             gateway = Gateway(await open_store(valkey.url, patience_seconds=60), options=ServerOptions(port=0))
-            async with serving(gateway) as port:
+            async with serve_in_loop(gateway) as port:
                 url = f"http://127.0.0.1:{port}"
                 last = await more()
                 reading = asyncio.create_task(read_sse(url, path, after=len(seen), until=last + 2, headers=login))

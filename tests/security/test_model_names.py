@@ -43,7 +43,7 @@ from deckhands.operations.jobs.ticking import begin_due, conversation_of
 from deckhands.operations.schedules.book import ScheduleBook
 from deckhands.operations.schedules.schedule import Schedule
 from deckhands.server.gateway import Gateway, ServerOptions
-from deckhands.server.serving import serving
+from deckhands.server.serving import serve_in_loop
 from tests.door_parts import Producer
 from tests.faults.harness import FaultCluster
 from tests.inbox_parts import put, replies
@@ -422,7 +422,7 @@ async def gateway(valkey_store: Store, tmp_path: Path) -> Gateway:
 async def caller(gateway: Gateway, tenant: str) -> AsyncIterator[httpx2.AsyncClient]:
     headers = {"Authorization": f"Bearer {await add_key(gateway.store, tenant)}"}
     async with (
-        serving(gateway) as port,
+        serve_in_loop(gateway) as port,
         httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=30) as client,
     ):
         yield client

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation
-from broker.contract.plain_json import plain_json, replace_surrogates
+from broker.contract.plain_json import replace_surrogates, to_plain_json
 from broker.contract.session_events import AcpObservation, AcpPermissionAction, AcpTurnAction
 from tool_worker.tools.tool import HostRequest, Tool
 
@@ -87,6 +87,6 @@ def _plain(value: Any) -> Any:
 
 def _arguments(value: Any) -> dict[str, Any]:
     try:
-        return dict(plain_json(value))
+        return dict(to_plain_json(value))
     except (ValueError, TypeError, RecursionError):
         return {}

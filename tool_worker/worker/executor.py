@@ -23,7 +23,7 @@ from broker.coordination.figures import Figures
 from broker.log.event_log import EventLog
 from broker.runtime.chain import chain
 from broker.runtime.errors import DeckhandsError
-from broker.runtime.tracing import Tracing, tracing
+from broker.runtime.tracing import Tracing, open_tracing
 from tool_worker.tools.offered import OfferedTools
 from tool_worker.worker.node.quota import Quota
 from tool_worker.worker.node.usage_bounds import UsageBounds
@@ -72,7 +72,7 @@ class Executor:
         self._notices = Notices(workspaces, quota, held)
         offered = offered or OfferedTools(())
         recorder = Recorder(log, worker_id=worker_id, checkpointing=checkpointing, figures=figures or Figures())
-        traced = Spans(spans or tracing("tool"), worker_id)
+        traced = Spans(spans or open_tracing("tool"), worker_id)
         around_host = chain(
             [
                 # Outermost: only the host acts below, and nothing of that can end this worker.

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from zlib import crc32
 
 from broker.coordination.action_streams import ActionDelivery
-from broker.coordination.placement import NodeOffer, NotServed, has_needs, placement
+from broker.coordination.placement import NodeOffer, NotServed, find_placement, has_needs
 from broker.store.store import Store
 from tool_worker.sandbox.choice import sandboxes
 from tool_worker.sandbox.docker import DockerSandbox
@@ -69,7 +69,7 @@ class Placing:
         last_id, node = await self._store.call("HMGET", names.meta, "last_id", "node")
         if last_id is None or node is not None:
             return Serve()
-        found = await placement(self._store, delivery.workspace)
+        found = await find_placement(self._store, delivery.workspace)
         if not found.nodes:
             return Wait(found.refusal())
         chosen = found.nodes[crc32(delivery.conversation_id.encode()) % len(found.nodes)]

@@ -109,13 +109,13 @@ async def page_of_cluster(url: str, archive: str, *, port: int, key_file: Path) 
     The page is opened by a link that works once, so no argument of a process and no log has the key.
     """
     from deckhands.server.gateway import Gateway, ServerOptions
-    from deckhands.server.serving import serving
+    from deckhands.server.serving import serve_in_loop
 
     begin_logging("server", is_json=logs_json())
     store = await open_store(url, patience_seconds=PATIENCE_SECONDS, deploys=False)
     gateway = Gateway(store, archive, ServerOptions(port=port))
     try:
-        async with serving(gateway) as chosen:
+        async with serve_in_loop(gateway) as chosen:
             key_note = await _key_note(gateway, key_file)
             show_page(entry_of(page_of(f"http://127.0.0.1:{chosen}"), await issue_entry(store)))
             note(f"The link works once, within two minutes; `deckhands open --link` makes another. {key_note}")

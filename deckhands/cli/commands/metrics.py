@@ -58,7 +58,7 @@ def metrics(options: MetricsOptions) -> None:
     figures, and Celery's broker. It needs the packages of deckhands[metrics].
     """
     try:
-        import deckhands.operations.monitoring.endpoint  # noqa: F401
+        from deckhands.operations.monitoring.endpoint import make_server  # noqa: F401
     except ImportError as error:
         raise UsageError(
             f"Metrics need packages that are not installed: {error}.", remedy="pip install 'deckhands[metrics]'"

@@ -15,7 +15,7 @@ from pathlib import Path
 from broker.contract.events import Event
 from broker.coordination.figures import FIELD, read_figures
 from broker.coordination.membership import Member, members
-from broker.coordination.placement import placement, serves_pool
+from broker.coordination.placement import find_placement, serves_pool
 from broker.log.conversations import ConversationRow, Conversations
 from broker.log.delegates import delegate_conversation
 from broker.log.wait_reasons import WaitReason
@@ -149,7 +149,7 @@ class _Moment:
         if workspace is not None and not any(serves_pool(one, pool) for one in self._members.values()):
             unserved = f"No tool worker of the pool {pool} is running."
         elif workspace is not None and not self._row.node:
-            where = await placement(self._store, workspace)
+            where = await find_placement(self._store, workspace)
             unserved = "" if where.nodes else where.refusal().message
         node = await self._node(self._row.node, is_fixed=workspace is not None and workspace.path is not None)
         return replace(facts, actions=actions, pool=pool, unserved=unserved, node=node)

@@ -22,7 +22,7 @@ from broker.contract.interventions import (
 from broker.contract.workspace_events import WorkspaceOpenedObservation
 from broker.coordination.transfers import NoWorkspace
 from broker.log.event_log import Closed, EventLog
-from broker.log.latest_event import latest_event
+from broker.log.latest_event import find_latest_event
 from broker.log.lost_tails import followed
 from broker.runtime.errors import DeckhandsError, UsageError
 
@@ -129,6 +129,6 @@ async def _require_workspace(log: EventLog, conversation_id: str) -> None:
     has_node = await store.call("HGET", meta, "node") is not None
     (created,) = await log.read(conversation_id, until=1)
     if has_node and isinstance(created, ConversationCreated) and created.workspace.source is not None:
-        has_node = await latest_event(store, conversation_id, WorkspaceOpenedObservation) is not None
+        has_node = await find_latest_event(store, conversation_id, WorkspaceOpenedObservation) is not None
     if not has_node:
         raise NoWorkspace(conversation_id)

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from broker.contract.codec import SHORTEN_ABOVE_BYTES, pack, to_entry
 from broker.contract.events import Event
-from broker.contract.plain_json import MAX_JSON_DEPTH, plain_json
+from broker.contract.plain_json import MAX_JSON_DEPTH, to_plain_json
 from broker.runtime.errors import CorruptEntry, EventUnfit, UnknownKind, UsageError
 
 MAX_FILE_BYTES = 128 << 20
@@ -119,7 +119,7 @@ def json_value(text: str) -> Any:
             if not any(no_number in packed for no_number in _NO_NUMBERS):
                 return value
     try:
-        return plain_json(json.loads(text, parse_constant=lambda _: None))
+        return to_plain_json(json.loads(text, parse_constant=lambda _: None))
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -191,7 +191,7 @@ def _next_value(text: str, at: int) -> tuple[Any, str, int]:
     if text[after : after + 1] not in (",", "]", ""):
         return None, f"no comma follows it at character {after}", _end_of_value(text, at)
     try:
-        return plain_json(value), "", end
+        return to_plain_json(value), "", end
     except ValueError as error:
         return None, str(error), end
 

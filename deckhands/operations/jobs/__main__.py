@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from broker.celery.jobs_app import CONCURRENCY, QUEUE
+from broker.celery.jobs_app import JOBS_CONCURRENCY, JOBS_QUEUE
 from broker.celery.worker_main import run_worker
 from deckhands.operations.jobs.service import ROLE
 
 
 def main() -> None:
     """Start the Celery worker with the flags it needs."""
-    run_worker("deckhands.operations.jobs.app", ROLE, queues=[QUEUE], concurrency=CONCURRENCY, task_events=True)
+    run_worker(
+        "deckhands.operations.jobs.app", ROLE, queues=[JOBS_QUEUE], concurrency=JOBS_CONCURRENCY, task_events=True
+    )
 
 
 if __name__ == "__main__":

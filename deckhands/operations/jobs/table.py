@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.celery.jobs_app import PREFIX, QUEUE
+from broker.celery.jobs_app import JOBS_PREFIX, JOBS_QUEUE
 from deckhands.operations.jobs.checkpoints import remove_checkpoints
 from deckhands.operations.jobs.job import LONGEST_LIMIT_SECONDS, Job
 from deckhands.operations.jobs.orphans import remove_orphans
@@ -28,9 +28,9 @@ def schedule(jobs: tuple[Job, ...] = JOBS) -> dict[str, Any]:
     """Return Celery's `beat_schedule`. What no worker has begun when it is due again is dropped."""
     return {
         job.name: {
-            "task": f"{PREFIX}{job.name}",
+            "task": f"{JOBS_PREFIX}{job.name}",
             "schedule": job.every_seconds,
-            "options": {"queue": QUEUE, "expires": job.every_seconds},
+            "options": {"queue": JOBS_QUEUE, "expires": job.every_seconds},
         }
         for job in jobs
         if job.every_seconds is not None

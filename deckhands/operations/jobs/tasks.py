@@ -13,7 +13,7 @@ from celery import Celery, Task
 from celery.exceptions import Reject
 
 from broker.celery.bootstep import LoopThread
-from broker.celery.jobs_app import PREFIX, QUEUE, JobRequest
+from broker.celery.jobs_app import JOBS_PREFIX, JOBS_QUEUE, JobRequest
 from broker.runtime.errors import DeckhandsError
 from deckhands.operations.jobs.job import Job, JobServices, alone
 from deckhands.operations.jobs.service import JobsService
@@ -34,7 +34,7 @@ def sender(app: Celery) -> Callable[[str, tuple[Any, ...]], None]:
     """Return what sends a job, without a result; one that nobody has begun after a minute is dropped."""
 
     def send(name: str, arguments: tuple[Any, ...]) -> None:
-        app.send_task(f"{PREFIX}{name}", arguments, queue=QUEUE, ignore_result=True, expires=EXPIRES_SECONDS)
+        app.send_task(f"{JOBS_PREFIX}{name}", arguments, queue=JOBS_QUEUE, ignore_result=True, expires=EXPIRES_SECONDS)
 
     return send
 
@@ -49,7 +49,7 @@ def _task(job: Job, service: JobsService, loop: LoopThread) -> Task:
     class JobTask(Task):  # type: ignore[misc]
         """Runs one job on the loop of its worker."""
 
-        name = f"{PREFIX}{job.name}"
+        name = f"{JOBS_PREFIX}{job.name}"
         throws = (JobFailed,)
         max_retries = job.retries
         ignore_result = not job.has_result

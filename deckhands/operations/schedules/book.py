@@ -30,7 +30,7 @@ from deckhands.operations.schedules.schedule import Schedule, Standing
 MAX_SCHEDULES = 10_000
 REMEDY = "`deckhands schedule ls` lists all schedules."
 
-Check = Callable[[Schedule], None]
+ScheduleCheck = Callable[[Schedule], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class ScheduleBook:
             )
         return due
 
-    async def remove(self, name: str, *, check: Check | None = None) -> None:
+    async def remove(self, name: str, *, check: ScheduleCheck | None = None) -> None:
         """Forget a schedule; what it has begun continues.
 
         Args:
@@ -97,7 +97,7 @@ class ScheduleBook:
             if await self._put(name, text, b"", None) != "other":
                 return
 
-    async def set_paused(self, name: str, *, is_paused: bool, check: Check | None = None) -> datetime | None:
+    async def set_paused(self, name: str, *, is_paused: bool, check: ScheduleCheck | None = None) -> datetime | None:
         """Pause a schedule or let it continue, and return its next tick. Idempotent.
 
         Args:

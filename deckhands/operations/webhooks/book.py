@@ -35,7 +35,7 @@ LEASE_MS = 60_000
 SECRET_BYTES = 32
 ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 
-Check = Callable[[Webhook], None]
+WebhookCheck = Callable[[Webhook], None]
 
 
 class UnknownWebhook(DeckhandsError):
@@ -135,7 +135,7 @@ class WebhookBook:
         """
         return (await self._known(webhook_id))[0]
 
-    async def remove(self, webhook_id: str, *, check: Check | None = None) -> None:
+    async def remove(self, webhook_id: str, *, check: WebhookCheck | None = None) -> None:
         """Remove a webhook and its deliveries.
 
         Args:
@@ -152,7 +152,7 @@ class WebhookBook:
                 return
 
     async def set_enabled(
-        self, webhook_id: str, *, is_enabled: bool, why_off: str = "", check: Check | None = None
+        self, webhook_id: str, *, is_enabled: bool, why_off: str = "", check: WebhookCheck | None = None
     ) -> Webhook:
         """Turn a webhook on or off; it gets no events from the time while it is off. Idempotent.
 

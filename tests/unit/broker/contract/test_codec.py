@@ -23,7 +23,7 @@ from broker.contract.file_events import FileReadObservation
 from broker.contract.notes import Note
 from broker.contract.observations import CmdOutputObservation, MCPObservation
 from broker.contract.offered_tools import MCPAction
-from broker.contract.plain_json import plain_json, replace_surrogates
+from broker.contract.plain_json import replace_surrogates, to_plain_json
 from broker.contract.policies import ConfirmationPolicy, LoopPolicy
 from broker.contract.specs import AcpSpec, GoalSpec, MemorySpec, OutputSpec, Skill, WorkspaceSpec
 from broker.contract.tool_specs import OutcomePolicy, ToolOffer
@@ -348,7 +348,7 @@ def test_too_deep_or_non_json_values_are_refused() -> None:
     for value in (nested, {"a": b"bytes"}, {"a": {1: 2}}, {"a": object()}):
         with pytest.raises(ValueError, match=r"nested more than 100 deep|is not JSON|not a text"):
             MCPAction(name="x", arguments=value)
-    assert plain_json([1, "a", 2.5, None, True]) == [1, "a", 2.5, None, True]
+    assert to_plain_json([1, "a", 2.5, None, True]) == [1, "a", 2.5, None, True]
 
 
 def test_numbers_beyond_the_log_are_refused() -> None:
