@@ -19,7 +19,7 @@ Rest = Callable[[Call], Awaitable[Outcome]]
 Step = Callable[[Call, Rest[Call, Outcome]], Awaitable[Outcome]]
 
 
-def chain(steps: Sequence[Step[Call, Outcome] | None], last: Rest[Call, Outcome]) -> Rest[Call, Outcome]:
+def make_chain(steps: Sequence[Step[Call, Outcome] | None], last: Rest[Call, Outcome]) -> Rest[Call, Outcome]:
     """Return a function that passes a call through the steps to the last one; None is left out."""
     rest = last
     for step in reversed(steps):

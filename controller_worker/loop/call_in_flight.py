@@ -13,7 +13,7 @@ from functools import partial
 from broker.contract.agent_state import AgentState
 from broker.contract.events import Event, ModelCallDeferred, ModelCallFailed
 from broker.contract.fencing import Ownership
-from broker.runtime.chain import chain
+from broker.runtime.chain import make_chain
 from broker.runtime.failpoints import failpoint
 from controller_worker.agents.agent import Agent
 from controller_worker.core.effects import Append, CallModel
@@ -236,7 +236,7 @@ async def _start_call(call: PendingCall) -> StartOutcome:
     return call.make(call)
 
 
-START = chain(
+START = make_chain(
     [
         # First: a call that a batch has needs no question.
         wait_for_batch,

@@ -21,7 +21,7 @@ from broker.coordination.action_streams import (
 from broker.coordination.crash_attribution import NOT_SUSPECTED, CrashAttribution
 from broker.coordination.figures import Figures
 from broker.log.event_log import EventLog
-from broker.runtime.chain import chain
+from broker.runtime.chain import make_chain
 from broker.runtime.errors import DeckhandsError
 from broker.runtime.tracing import Tracing, open_tracing
 from tool_worker.tools.offered import OfferedTools
@@ -73,7 +73,7 @@ class Executor:
         offered = offered or OfferedTools(())
         recorder = Recorder(log, worker_id=worker_id, checkpointing=checkpointing, figures=figures or Figures())
         traced = Spans(spans or open_tracing("tool"), worker_id)
-        around_host = chain(
+        around_host = make_chain(
             [
                 # Outermost: only the host acts below, and nothing of that can end this worker.
                 rest_while_host_acts,
@@ -84,7 +84,7 @@ class Executor:
             ],
             last=run_on_host,
         )
-        self._run = chain(
+        self._run = make_chain(
             [
                 # Outermost: until its observation is in the log, a death of this worker counts against the action.
                 take_turn,

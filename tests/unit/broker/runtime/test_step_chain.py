@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.runtime.chain import Rest, Step, chain
+from broker.runtime.chain import Rest, Step, make_chain
 
 
 def noting(name: str, notes: list[str]) -> Step[str, str]:
@@ -32,14 +32,14 @@ async def fail(call: str) -> str:
 
 async def test_steps_wrap_those_after_them() -> None:
     notes: list[str] = []
-    run = chain([noting("outer", notes), None, noting("inner", notes)], last=answer)
+    run = make_chain([noting("outer", notes), None, noting("inner", notes)], last=answer)
     assert await run("call") == "outer(inner(call))"
     assert notes == ["outer before", "inner before", "inner after", "outer after"]
 
 
 async def test_a_step_answers_in_place_of_the_rest() -> None:
     notes: list[str] = []
-    run = chain([noting("outer", notes), refuse, noting("inner", notes)], last=fail)
+    run = make_chain([noting("outer", notes), refuse, noting("inner", notes)], last=fail)
     assert await run("call") == "outer(refused call)"
     assert notes == ["outer before", "outer after"]
 
@@ -47,5 +47,5 @@ async def test_a_step_answers_in_place_of_the_rest() -> None:
 async def test_an_exception_passes_through_the_steps() -> None:
     notes: list[str] = []
     with pytest.raises(ValueError, match="call"):
-        await chain([noting("outer", notes)], last=fail)("call")
+        await make_chain([noting("outer", notes)], last=fail)("call")
     assert notes == ["outer before", "outer after"]
