@@ -17,11 +17,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from broker.runtime.errors import DeckhandsError
-from broker.runtime.ids import worker_id_prefix
-from broker.runtime.settings import BrokerSettings
-from broker.store.connection import Connection, MultiplexedConnection
-from broker.store.keys import ShardKeys
+from broker.runtime import BrokerSettings, DeckhandsError, worker_id_prefix
+from broker.store import Connection, MultiplexedConnection, ShardKeys
 
 HEALTHY, LAPSED, NOTHING_TO_SAY = 0, 1, 3
 WORKER_ROLES = ("controller", "tool", "door", "jobs")

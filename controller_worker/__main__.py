@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.celery.worker_main import run_worker
+from broker.celery import run_worker
 
 
 def main() -> None:

@@ -11,9 +11,8 @@ from typing import Any
 
 from celery.worker.control import control_command, inspect_command
 
-from broker.celery.app import make_app
-from broker.celery.bootstep import add_loop
-from controller_worker.loop.consumer import ControllerConsumer
+from broker.celery import add_loop, make_app
+from controller_worker.loop import ControllerConsumer
 from controller_worker.settings import controller_settings
 
 settings = controller_settings()

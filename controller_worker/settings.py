@@ -15,12 +15,9 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import Field
 
-from broker.limits.quotas import QuotaTable
-from broker.limits.tenants import TenantTable, memory_bound
-from broker.runtime.errors import StoreUnavailable, UsageError
-from broker.runtime.failpoints import arm
-from broker.runtime.settings import BrokerSettings, Count, Seconds
-from broker.secrets.secrets import secret_key
+from broker.limits import QuotaTable, TenantTable, memory_bound
+from broker.runtime import BrokerSettings, Count, Seconds, StoreUnavailable, UsageError, arm
+from broker.secrets import secret_key
 
 STORE_SECONDS = 30.0
 POLL_SECONDS = 0.05

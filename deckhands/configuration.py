@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from broker.runtime.errors import UsageError
-from broker.runtime.settings import (
+from broker.runtime import (
     CONFIG_FILE,
     CONFIG_FILES_READ,
     PREFIX,
     USE_SDK_AGENTS,
     BrokerSettings,
+    UsageError,
     joined_paths,
     split_paths,
 )

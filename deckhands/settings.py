@@ -10,8 +10,7 @@ from collections.abc import Collection, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker.runtime.errors import UsageError
-from broker.runtime.settings import BrokerSettings
+from broker.runtime import BrokerSettings, UsageError
 from deckhands.configuration import configuration
 
 SANDBOXES = ("auto", "bwrap", "docker", "none")

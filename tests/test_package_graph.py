@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
@@ -35,6 +36,21 @@ def edges() -> Edges:
     return found
 
 
+FACES_OF_MODULES = {"deckhands.cli", "tool_worker.host"}
+"""The command line has entry points only; programs in a sandbox have the standard library only."""
+
+
+def names_of(package: str) -> set[str]:
+    """Return the names of a package's face; empty: it has none, so nothing of it may be imported."""
+    stub = ROOT / package.replace(".", "/") / "__init__.pyi"
+    if not stub.exists():
+        return set()
+    statements = ast.parse(stub.read_text(encoding="utf-8")).body
+    return {
+        alias.name for statement in statements if isinstance(statement, ast.ImportFrom) for alias in statement.names
+    }
+
+
 def package_of(name: str) -> str:
     """Return the package of a module: its first two names if they are a directory, else the module itself."""
     first, *rest = name.split(".")
@@ -53,6 +69,18 @@ def test_packages_form_no_cycle(edges: Edges) -> None:
         cycle = error.args[1]
         lines = [line for pair in zip(cycle[1:], cycle, strict=False) for line in edges[pair[0], pair[1]][:5]]
         pytest.fail(f"{' <- '.join(cycle)}: turn one of these imports round\n" + "\n".join(lines))
+
+
+def test_packages_are_imported_by_their_faces(edges: Edges) -> None:
+    past = [
+        line
+        for (_, owner), lines in edges.items()
+        if (ROOT / owner.replace(".", "/")).is_dir() and "." in owner and owner not in FACES_OF_MODULES
+        for line in lines
+        if line.rpartition(" ")[2].removeprefix(f"{owner}.") not in names_of(owner)
+        and not line.startswith("deckhands/__init__.py:")  # the face of faces
+    ]
+    assert not past, "import the name from the package, and add it to the package's __init__.pyi:\n" + "\n".join(past)
 
 
 def test_only_the_command_line_imports_the_command_line(edges: Edges) -> None:

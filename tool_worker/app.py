@@ -9,10 +9,9 @@ from typing import Any
 
 from celery.worker.control import inspect_command
 
-from broker.celery.app import make_app
-from broker.celery.bootstep import add_loop
+from broker.celery import add_loop, make_app
 from tool_worker.settings import tool_settings
-from tool_worker.worker.consumer import ToolConsumer
+from tool_worker.worker import ToolConsumer
 
 settings = tool_settings()
 app = make_app("tool", settings.variables.celery_url)

@@ -23,7 +23,7 @@ Holds: whatever of these is raised before an action was begun leaves no trace of
 
 from __future__ import annotations
 
-from broker.runtime.errors import DeckhandsError
+from broker.runtime import DeckhandsError
 
 
 class WorkspaceError(DeckhandsError):

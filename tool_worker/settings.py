@@ -16,22 +16,12 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from broker.contract.allowed_hosts import host_rules
-from broker.contract.specs import LABEL_PATTERN
-from broker.runtime.addresses import AddressRules
-from broker.runtime.errors import UsageError
-from broker.runtime.failpoints import arm
-from broker.runtime.settings import BrokerSettings, Count, Seconds, split_paths
-from broker.secrets.private_directories import private_paths, workspace_roots
-from broker.secrets.secrets import secret_key
-from tool_worker.sandbox.docker import Containers, is_image_name
-from tool_worker.sandbox.sandbox import ResourceLimits
-from tool_worker.tools.mcp.config import McpServerSpec, read_servers
-from tool_worker.workspace.files.file_tree import TreeLimits
-from tool_worker.workspace.launch.egress_gate import EgressGate
-from tool_worker.workspace.launch.git_identity import GitIdentity
-from tool_worker.workspace.named_directories import NamedDirectories
-from tool_worker.workspace.opening.repository_roots import RepositoryRoots
+from broker.contract import LABEL_PATTERN, host_rules
+from broker.runtime import AddressRules, BrokerSettings, Count, Seconds, UsageError, arm, split_paths
+from broker.secrets import private_paths, secret_key, workspace_roots
+from tool_worker.sandbox import Containers, ResourceLimits, is_image_name
+from tool_worker.tools import McpServerSpec, read_servers
+from tool_worker.workspace import EgressGate, GitIdentity, NamedDirectories, RepositoryRoots, TreeLimits
 
 # The names are OpenHands' own (10.1, 10.3): who has set them need not set others.
 NO_CHANGE_TIMEOUT = "NO_CHANGE_TIMEOUT_SECONDS"

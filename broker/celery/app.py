@@ -28,10 +28,7 @@ from redis.asyncio.connection import parse_url
 
 from broker.celery.messages import Messages, WorkerConsumer
 from broker.celery.remote_control import RemoteControl
-from broker.runtime.errors import UsageError
-from broker.runtime.logs import as_json
-from broker.runtime.settings import UrlInFile, logs_json
-from broker.runtime.tls import read_tls
+from broker.runtime import UrlInFile, UsageError, as_json, logs_json, read_tls
 
 LOADER = "celery.loaders.app:AppLoader"
 SOCKET_TIMEOUT_SECONDS = 5.0

@@ -19,9 +19,15 @@ from typing import Any, Protocol
 
 from celery import Celery, bootsteps, signals
 
-from broker.runtime.child import EXIT_FUNCTIONS, EXIT_STORE_REPLACED
-from broker.runtime.errors import FunctionsReplaced, StoreReplaced, StoreTooNew, UsageError
-from broker.runtime.hardening import seclude
+from broker.runtime import (
+    EXIT_FUNCTIONS,
+    EXIT_STORE_REPLACED,
+    FunctionsReplaced,
+    StoreReplaced,
+    StoreTooNew,
+    UsageError,
+    seclude,
+)
 
 HAND_BACK_SECONDS = 3.0
 """How long a silent store is waited for: others take over unasked, when the heartbeat lapses."""

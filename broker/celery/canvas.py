@@ -15,8 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
-from broker.runtime.errors import UsageError
-from broker.runtime.ids import id_at
+from broker.runtime import UsageError, id_at
 
 FOLLOWERS = ("callbacks", "errbacks", "chain", "chord")
 MAX_DEPTH = 16

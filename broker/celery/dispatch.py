@@ -15,8 +15,7 @@ from celery import Celery
 from celery.result import AsyncResult
 
 from broker.celery.app import connection_settings
-from broker.runtime.environment import find_missing_variable, say_how_to_pass
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError, find_missing_variable, say_how_to_pass
 
 READY_STATES = frozenset({"SUCCESS", "FAILURE", "REVOKED"})
 

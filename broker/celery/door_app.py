@@ -46,9 +46,8 @@ from broker.celery.messages import (
     note_dropped,
 )
 from broker.celery.taken_entries import KeptConnection, KeptMessages, KeptTransport
-from broker.runtime.errors import UsageError
-from broker.runtime.ids import new_key
-from broker.secrets.masking import MASK
+from broker.runtime import UsageError, new_key
+from broker.secrets import MASK
 
 QUEUE = "deckhands"
 OWN_TASKS = "deckhands."

@@ -18,7 +18,7 @@ from celery.worker.request import Request
 from broker.celery.app import TRANSPORT_OPTIONS, make_app
 from broker.celery.logins import split_login
 from broker.celery.taken_entries import KeptMessages
-from broker.runtime.settings import UrlInFile
+from broker.runtime import UrlInFile
 
 JOBS_QUEUE = "deckhands.jobs"
 JOBS_PREFIX = "deckhands.jobs."

@@ -10,8 +10,7 @@ from urllib.parse import unquote, urlsplit
 from redis.credentials import CredentialProvider
 from redis.exceptions import AuthenticationError
 
-from broker.runtime.errors import UsageError
-from broker.runtime.settings import UrlInFile
+from broker.runtime import UrlInFile, UsageError
 
 
 class UrlCredentials(CredentialProvider):

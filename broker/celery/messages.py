@@ -25,8 +25,7 @@ from pydantic import BaseModel, Field, RootModel, StrictInt, StrictStr, Validati
 from redis import exceptions as redis_errors
 
 from broker.celery.logins import UrlCredentials
-from broker.runtime.clock import SYSTEM_CLOCK, Clock
-from broker.runtime.settings import UrlInFile
+from broker.runtime import SYSTEM_CLOCK, Clock, UrlInFile
 
 MAX_BODY_CHARS = 1 << 20
 """Of answers to remote control, which list what a worker holds."""

@@ -20,7 +20,7 @@ from kombu import pidbox
 from pydantic import BaseModel, Field, StrictStr, ValidationError
 
 from broker.celery.messages import Refused, note_dropped
-from broker.runtime.settings import hide_password
+from broker.runtime import hide_password
 
 _log = logging.getLogger(__name__)
 

@@ -33,9 +33,7 @@ from broker.celery.messages import (
     Transport,
     note_dropped,
 )
-from broker.runtime.clock import SYSTEM_CLOCK
-from broker.runtime.failpoints import failpoint
-from broker.runtime.ids import new_key
+from broker.runtime import SYSTEM_CLOCK, failpoint, new_key
 
 TAKERS, TAKEN, TAKING = "deckhands:takers", "deckhands:taken:", "deckhands:taking:"
 ALIVE_SECONDS = 10

@@ -10,11 +10,7 @@ import sys
 from typing import Any
 
 from broker.celery.app import run_until_told
-from broker.runtime.child import EXIT_USAGE
-from broker.runtime.errors import DeckhandsError
-from broker.runtime.hardening import seclude
-from broker.runtime.logs import begin_logging
-from broker.runtime.settings import logs_json
+from broker.runtime import EXIT_USAGE, DeckhandsError, begin_logging, logs_json, seclude
 
 OUR_PACKAGES = ("broker", "controller_worker", "tool_worker", "deckhands")
 

@@ -33,7 +33,7 @@ from broker.contract.tool_schemas import (
     THINK,
 )
 from broker.contract.tool_specs import ToolSpec
-from broker.runtime.counting import counted
+from broker.runtime import counted
 
 MAX_AGENT_NAME_CHARS = 1_000
 """Of a delegate, as a model writes it; the command of an ACP agent is a name, too."""

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from broker.contract.agent_pairs import is_sdk_agent, sdk_of
 from broker.contract.specs import AgentSpec, SdkSpec
-from broker.runtime.settings import BrokerSettings, agent_variables
+from broker.runtime import BrokerSettings, agent_variables
 
 BUCKETS = 10_000
 

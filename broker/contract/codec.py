@@ -27,8 +27,7 @@ import broker.contract
 from broker.contract.events import Action, Event, JsonObject
 from broker.contract.kinds import Paragraph, share_names
 from broker.contract.plain_json import replace_surrogates
-from broker.runtime.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
-from broker.runtime.modules import import_modules
+from broker.runtime import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind, import_modules
 
 SCHEMA_VERSION = 1
 COMPRESS_ABOVE_BYTES = 1024

@@ -17,7 +17,7 @@ from broker.contract.specs import Part
 from broker.contract.tool_arguments import RISK, refuse_unknown, required_text, risk_in
 from broker.contract.tool_schemas import SECURITY_RISK
 from broker.contract.tool_specs import OutcomePolicy, ToolSpec
-from broker.runtime.counting import counted
+from broker.runtime import counted
 
 NUMBERED = "Here's the result of running `cat -n` on "
 """How the text of the editor's view of a file begins."""

@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from broker.contract.specs import AgentSpec, Part
 from broker.contract.tool_arguments import RISK, known_arguments, required_text, risk_in
 from broker.contract.tool_specs import OutcomePolicy, ToolSpec
-from broker.runtime.tracing import checked_traceparent
+from broker.runtime import checked_traceparent
 
 NAMES_KEPT = 1_024
 """Sets of names of fields: every kind has some."""

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from broker.contract.agent_state import AgentState
 from broker.contract.events import JsonObject, Observation, Part, WorkspaceUse
 from broker.contract.kinds import Paragraph
-from broker.runtime.counting import counted
+from broker.runtime import counted
 
 MAX_COMMAND_OUTPUT_CHARS = 30_000
 TRUNCATION_MARKER = "\n[... Observation truncated due to length ...]\n"

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from broker.contract.llm_spec import LLMSpec
 from broker.contract.policies import LoopPolicy
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError
 
 SCRIPT_PREFIXES = ("scripted/", "replay/")
 """Models that are files of the operator."""

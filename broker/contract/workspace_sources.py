@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError
 
 SCHEMES = ("https", "http", "file")
 PREFIX = "git+"

@@ -11,14 +11,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from broker.contract import codec
-from broker.contract.events import WorkspaceSpec
+from broker.contract import WorkspaceSpec, codec
 from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversation_of
-from broker.runtime.errors import EventsLost, StoreTooNew
-from broker.secrets.secrets import ClaimedSecrets
-from broker.store.group_reader import GroupReader
-from broker.store.keys import ShardKeys
-from broker.store.store import Store
+from broker.runtime import EventsLost, StoreTooNew
+from broker.secrets import ClaimedSecrets
+from broker.store import GroupReader, ShardKeys, Store
 
 LARGEST_ID = 2**53
 ORDERS = frozenset({"cancel", "close", "transfer"})

@@ -19,9 +19,7 @@ from typing import Self
 import redis
 
 from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
-from broker.runtime.clock import SYSTEM_CLOCK, Clock
-from broker.runtime.errors import UsageError
-from broker.runtime.settings import current_url
+from broker.runtime import SYSTEM_CLOCK, Clock, UsageError, current_url
 
 LATE_AFTER_SECONDS = 2 * HEARTBEAT_SECONDS
 STUCK_AFTER_SECONDS = 10.0

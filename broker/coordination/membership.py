@@ -20,15 +20,18 @@ from types import TracebackType
 from typing import Any, Self
 
 from broker.coordination.figures import FIELD, Figures
-from broker.runtime.clock import Clock, to_millis
-from broker.runtime.errors import FunctionsReplaced, StoreError, StoreRefused
-from broker.runtime.host_load import HostLoad
-from broker.runtime.logs import WORKER
-from broker.runtime.settings import HEARTBEAT_TTL_SECONDS
-from broker.runtime.version import installed_version
-from broker.store.connection import Argument, texts_by_name
-from broker.store.function_libraries import FACTS, WORKER_FIELD, own_version
-from broker.store.store import Store
+from broker.runtime import (
+    HEARTBEAT_TTL_SECONDS,
+    WORKER,
+    Clock,
+    FunctionsReplaced,
+    HostLoad,
+    StoreError,
+    StoreRefused,
+    installed_version,
+    to_millis,
+)
+from broker.store import FACTS, WORKER_FIELD, Argument, Store, own_version, texts_by_name
 
 HEARTBEAT_SECONDS = 0.3
 BEATS_MISSED = 3

@@ -12,11 +12,9 @@ from dataclasses import fields
 
 from pydantic import ValidationError
 
-from broker.contract.notes import MAX_NOTES, Note, Notebook, in_order
-from broker.contract.specs import NAME_PATTERN
-from broker.runtime.errors import UsageError
-from broker.store.keys import ShardKeys
-from broker.store.store import Store
+from broker.contract import MAX_NOTES, NAME_PATTERN, Note, Notebook, in_order
+from broker.runtime import UsageError
+from broker.store import ShardKeys, Store
 
 FULL = "The notebook is full: it holds {limit} notes."
 FULL_REMEDY = "Forget notes that are out of date, or write several as one."

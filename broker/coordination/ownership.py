@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from broker.contract.fencing import Ownership
-from broker.runtime.errors import EventsLost, OwnershipLost, StoreError, StoreRefused
-from broker.store.store import Store
+from broker.contract import Ownership
+from broker.runtime import EventsLost, OwnershipLost, StoreError, StoreRefused
+from broker.store import Store
 
 _log = logging.getLogger(__name__)
 

@@ -15,11 +15,10 @@ from pathlib import PurePosixPath
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from broker.contract.specs import WorkspaceNeeds, WorkspaceSpec
+from broker.contract import WorkspaceNeeds, WorkspaceSpec
 from broker.coordination.membership import Member, members
-from broker.runtime.errors import UsageError
-from broker.runtime.settings import split_paths
-from broker.store.store import Store
+from broker.runtime import UsageError, split_paths
+from broker.store import Store
 
 NODES_SHOWN = 8
 MAX_TEXT_CHARS = 300

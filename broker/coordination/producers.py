@@ -19,10 +19,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from broker.coordination.unreadable import Unreadable
-from broker.runtime.clock import to_millis
-from broker.runtime.errors import StoreRefused, UsageError
-from broker.store.keys import PRODUCERS, inbox, replies
-from broker.store.store import Store
+from broker.runtime import StoreRefused, UsageError, to_millis
+from broker.store import PRODUCERS, Store, inbox, replies
 
 EVERY_TENANT = "*"
 GROUP = "doors"

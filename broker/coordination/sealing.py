@@ -9,7 +9,7 @@ put another in its place.
 
 from __future__ import annotations
 
-from broker.runtime.errors import CorruptEntry
+from broker.runtime import CorruptEntry
 
 PUBLIC_BYTES = 32
 SEALED_BYTES = PUBLIC_BYTES + 16

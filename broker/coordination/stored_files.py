@@ -15,12 +15,10 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from broker.contract.workspace_sources import GitSource, UploadedSource
-from broker.runtime.errors import CorruptEntry, UsageError
-from broker.runtime.settings import BrokerSettings
-from broker.secrets.secrets import ONE_KEY, SecretsLocked, decrypt, encrypt, key_name, secret_key
-from broker.store.connection import Argument
-from broker.store.store import Store
+from broker.contract import GitSource, UploadedSource
+from broker.runtime import BrokerSettings, CorruptEntry, UsageError
+from broker.secrets import ONE_KEY, SecretsLocked, decrypt, encrypt, key_name, secret_key
+from broker.store import Argument, Store
 
 PIECE_BYTES = 256 * 2**10
 MAX_STORED_FILE_BYTES = 64 * 2**20

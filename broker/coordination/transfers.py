@@ -22,9 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from broker.coordination.sealing import SEALED_BYTES, Receiver, seal
 from broker.coordination.stored_files import MAX_STORED_FILE_BYTES, StoredFiles, check_size
-from broker.runtime.errors import DeckhandsError, UsageError
-from broker.runtime.ids import new_key
-from broker.store.store import Store
+from broker.runtime import DeckhandsError, UsageError, new_key
+from broker.store import Store
 
 TTL_SECONDS = 600.0
 ANSWER_LIMIT_SECONDS = 120.0

@@ -15,11 +15,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from broker.runtime.errors import CorruptEntry, StoreRefused, UsageError
-from broker.runtime.ids import check_conversation_id
-from broker.store.connection import Argument, Connection, texts_by_name
-from broker.store.keys import ConversationKeys, ShardKeys
-from broker.store.store import Store
+from broker.runtime import CorruptEntry, StoreRefused, UsageError, check_conversation_id
+from broker.store import Argument, Connection, ConversationKeys, ShardKeys, Store, texts_by_name
 
 CANNOT_BE_READ = (LookupError, ValueError, UsageError, CorruptEntry)
 """What reading the fields of an entry raises."""

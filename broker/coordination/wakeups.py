@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversation_of
-from broker.runtime.errors import StoreRefused
-from broker.store.group_reader import BLOCK_SECONDS, HEARTBEAT_SECONDS, MADE_WITH_THE_NEXT_BEAT, GroupReader
-from broker.store.keys import ShardKeys
-from broker.store.store import Store
+from broker.runtime import StoreRefused
+from broker.store import BLOCK_SECONDS, HEARTBEAT_SECONDS, MADE_WITH_THE_NEXT_BEAT, GroupReader, ShardKeys, Store
 
 BATCH = 256
 TRIM_MAILBOX_EVERY = 1_000

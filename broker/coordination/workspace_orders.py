@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.runtime.errors import StoreRefused
-from broker.store.store import Store
+from broker.runtime import StoreRefused
+from broker.store import Store
 
 _POLL_SECONDS = 0.02
 _LOOK_AHEAD = 1_000

@@ -20,12 +20,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from broker.coordination.wakeups import wake
-from broker.runtime.errors import StoreRefused
-from broker.runtime.ids import new_key
-from broker.store.connection import WRONG_TYPE, texts_by_name
-from broker.store.keys import ShardKeys
-from broker.store.store import Store
+from broker.coordination import wake
+from broker.runtime import StoreRefused, new_key
+from broker.store import WRONG_TYPE, ShardKeys, Store, texts_by_name
 
 COMPRESSION = 1
 OPEN_AT_ONCE = 64

@@ -19,13 +19,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from broker.contract.priority import Priority as Priority  # noqa: PLC0414  (callers get it from here)
-from broker.coordination.wakeups import wake
+from broker.contract import Priority
+from broker.coordination import wake
 from broker.limits.quotas import Pool, QuotaTable
-from broker.runtime.errors import StoreRefused
-from broker.store.connection import WRONG_TYPE, Argument
-from broker.store.keys import ShardKeys
-from broker.store.store import Store
+from broker.runtime import StoreRefused
+from broker.store import WRONG_TYPE, Argument, ShardKeys, Store
 
 PUMP = "deck_quota_pump"
 ATTEMPTS = 5

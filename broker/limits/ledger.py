@@ -18,13 +18,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from broker.contract.fencing import Ownership
-from broker.coordination.wakeups import wake
-from broker.runtime.errors import OwnershipLost, StoreRefused, UsageError
-from broker.runtime.ids import new_key
-from broker.store.connection import WRONG_TYPE, Argument, texts_by_name
-from broker.store.keys import ShardKeys
-from broker.store.store import Store
+from broker.contract import Ownership
+from broker.coordination import wake
+from broker.runtime import OwnershipLost, StoreRefused, UsageError, new_key
+from broker.store import WRONG_TYPE, Argument, ShardKeys, Store, texts_by_name
 
 NANO = 1_000_000_000
 LARGEST_USD = 1_000_000

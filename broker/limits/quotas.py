@@ -17,7 +17,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from broker.limits.tenants import TenantRules, TenantTable
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError
 
 OWN_KEY = "own"
 """The name of an entry without `key_env`: the key that the worker is configured with anyway."""

@@ -16,10 +16,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from broker.contract.specs import NAME_PATTERN
-from broker.runtime.errors import UsageError
-from broker.store.connection import Argument
-from broker.store.store import Store
+from broker.contract import NAME_PATTERN
+from broker.runtime import UsageError
+from broker.store import Argument, Store
 
 OTHERS = "*"
 """All tenants that are not named."""

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.contract.events import ConversationCreated
+from broker.contract import ConversationCreated
 from broker.log.append_outcomes import Duplicate
-from broker.runtime.errors import AdmissionRefused
-from broker.store.keys import ShardKeys
-from broker.store.store import Store
+from broker.runtime import AdmissionRefused
+from broker.store import ShardKeys, Store
 
 
 def check_reply(reply: list[Any]) -> None:

@@ -11,10 +11,9 @@ from typing import Any, Literal, NamedTuple
 
 import msgpack
 
-from broker.contract.fencing import Ownership
-from broker.contract.timing import MessagePolicy, Start
-from broker.secrets.secrets import KnownValues
-from broker.store.connection import Argument
+from broker.contract import MessagePolicy, Ownership, Start
+from broker.secrets import KnownValues
+from broker.store import Argument
 
 Condition = Literal["", "message:", "message:enqueue", "message:reject", "message:interrupt", "expire"]
 """On which a producer's append is made: `message:<policy>`, that the policy, by default the conversation's, takes a

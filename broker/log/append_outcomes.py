@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker.runtime.errors import ConversationBusy, StoreError, UnknownConversation
-from broker.store.store import Store
+from broker.runtime import ConversationBusy, StoreError, UnknownConversation
+from broker.store import Store
 
 
 @dataclass(frozen=True, slots=True)

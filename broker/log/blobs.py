@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker.contract import codec
-from broker.contract.events import EventT
-from broker.store.store import Store
+from broker.contract import EventT, codec
+from broker.store import Store
 
 CHUNK_BYTES = 4 << 20
 """About how much is stored with one request, whose reply has to come in time."""

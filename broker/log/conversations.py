@@ -17,10 +17,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from broker.runtime.clock import from_millis
-from broker.runtime.errors import StoreRefused, UnknownConversation
-from broker.store.connection import WRONG_TYPE, Argument, texts_by_name
-from broker.store.store import Store
+from broker.runtime import StoreRefused, UnknownConversation, from_millis
+from broker.store import WRONG_TYPE, Argument, Store, texts_by_name
 
 SCANNED_AT_ONCE = 1_000
 MAX_DIGITS = 18

@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker.contract import codec
-from broker.limits.ledger import Ledger
-from broker.runtime.errors import CorruptEntry, DeckhandsError, StoreTooNew, UnknownConversation
-from broker.runtime.failpoints import failpoint
-from broker.store.store import Store
+from broker.limits import Ledger
+from broker.runtime import CorruptEntry, DeckhandsError, StoreTooNew, UnknownConversation, failpoint
+from broker.store import Store
 
 READ_BATCH = 500
 KEYS_AT_ONCE = 200

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from broker.contract import codec
-from broker.contract.events import Event
-from broker.runtime.errors import CorruptEntry, StoreTooNew
+from broker.contract import Event, codec
+from broker.runtime import CorruptEntry, StoreTooNew
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 
-from broker.contract import codec
-from broker.contract.events import ConversationCreated, Event
-from broker.contract.fencing import Ownership
-from broker.contract.plain_json import replace_surrogates
-from broker.contract.timing import Start
+from broker.contract import ConversationCreated, Event, Ownership, Start, codec, replace_surrogates
 from broker.log.admission import check_reply, open_elsewhere
 from broker.log.append_call import Condition, Creator, Entry, Owner, Producer, ToolWriter, Writer, append_arguments
 from broker.log.append_outcomes import Appended as Appended  # noqa: PLC0414  (callers get them from here)
@@ -32,18 +28,18 @@ from broker.log.entries import NewEvents, decoded, is_at
 from broker.log.follower import Follower
 from broker.log.masked import NOTHING_MASKED, NOTHING_TO_HIDE, Masked
 from broker.log.status import adopted, listed_at_first
-from broker.runtime.errors import (
+from broker.runtime import (
     ConversationMoved,
     CorruptEntry,
     EventsLost,
     StoreError,
     UnknownConversation,
     UsageError,
+    check_conversation_id,
+    new_key,
 )
-from broker.runtime.ids import check_conversation_id, new_key
-from broker.secrets.masking import Masker
-from broker.secrets.secrets import KnownValues, Secrets
-from broker.store.store import Store
+from broker.secrets import KnownValues, Masker, Secrets
+from broker.store import Store
 
 READ_BATCH = 1_000
 MOST_LOOK_UPS = 8

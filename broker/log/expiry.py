@@ -9,11 +9,9 @@ import logging
 from collections.abc import Iterable
 from contextlib import suppress
 
-from broker.contract.agent_state import AgentState
-from broker.contract.observations import AgentStateChangedObservation
+from broker.contract import AgentState, AgentStateChangedObservation
 from broker.log.event_log import EventLog
-from broker.runtime.errors import ConversationBusy, DeckhandsError, UnknownConversation
-from broker.runtime.logs import about
+from broker.runtime import ConversationBusy, DeckhandsError, UnknownConversation, about
 
 NOT_BEGUN = "ConversationExpired: The conversation was not begun before it expired"
 EXPIRED_CODE = "expired"

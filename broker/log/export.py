@@ -6,9 +6,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from broker.contract.codec import event_from_wire
-from broker.contract.events import Event
-from broker.runtime.errors import CorruptEntry, UnknownKind
+from broker.contract import Event, event_from_wire
+from broker.runtime import CorruptEntry, UnknownKind
 
 
 def event_line(event: Event) -> str:

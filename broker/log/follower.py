@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.contract.codec import checksum_of
+from broker.contract import checksum_of
 from broker.log.entries import is_at
-from broker.runtime.errors import EventsLost, UnknownConversation
-from broker.runtime.ids import shortened
-from broker.store.connection import Argument
-from broker.store.store import Store
+from broker.runtime import EventsLost, UnknownConversation, shortened
+from broker.store import Argument, Store
 
 BLOCK_SECONDS = 5.0
 BATCH = 100

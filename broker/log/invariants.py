@@ -10,10 +10,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from broker.contract.actions import AgentDelegateAction
-from broker.contract.agent_state import AgentState
-from broker.contract.events import Action, ConfirmationStatus, ConversationCreated, Event, Observation
-from broker.contract.observations import AgentStateChangedObservation
+from broker.contract import (
+    Action,
+    AgentDelegateAction,
+    AgentState,
+    AgentStateChangedObservation,
+    ConfirmationStatus,
+    ConversationCreated,
+    Event,
+    Observation,
+)
 from broker.log.status import Status, status_of
 
 TERMINAL = "I1"

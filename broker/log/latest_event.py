@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from broker.contract.codec import decode_any
-from broker.contract.events import Event
+from broker.contract import Event, decode_any
 from broker.log.entries import decoded
-from broker.store.store import Store
+from broker.store import Store
 
 BATCH = 32
 

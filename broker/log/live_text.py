@@ -16,8 +16,8 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from broker.runtime.errors import StoreError
-from broker.store.store import Store
+from broker.runtime import StoreError
+from broker.store import Store
 
 WATCHED_SECONDS = 30.0
 KEPT_SECONDS = 60.0

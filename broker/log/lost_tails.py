@@ -16,12 +16,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import cast
 
-from broker.contract import codec
-from broker.contract.events import Event
-from broker.contract.observations import EventsLostObservation
+from broker.contract import Event, EventsLostObservation, codec
 from broker.log.event_log import Closed, EventLog
-from broker.runtime.errors import EventsLost, UnknownConversation
-from broker.store.store import Store
+from broker.runtime import EventsLost, UnknownConversation
+from broker.store import Store
 
 ENDED = "event {known} had been written, and the log ended at event {last}."
 CHANGED = "event {known} was a different event before."

@@ -9,9 +9,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from broker.contract import codec
-from broker.contract.events import Event
-from broker.secrets.masking import Masker
+from broker.contract import Event, codec
+from broker.secrets import Masker
 
 NOTHING_TO_HIDE = Masker()
 

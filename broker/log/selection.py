@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
-from broker.contract.agent_state import AgentState
+from broker.contract import AgentState
 from broker.log.conversations import ConversationRow, Conversations, Glimpse
 from broker.log.wait_reasons import WaitReason
-from broker.store.keys import ShardKeys
-from broker.store.store import Store
+from broker.store import ShardKeys, Store
 
 PAGE = 500
 SCANNED = 1_000

@@ -11,14 +11,25 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction, MessageAction
-from broker.contract.agent_state import TERMINAL_STATES, AgentState, is_settled
-from broker.contract.events import ConversationCreated, DelegateEnded, Event, EventSource, ModelReply
-from broker.contract.interventions import ConversationChanged
-from broker.contract.observations import AgentStateChangedObservation, LoopDetectionObservation
-from broker.contract.policies import STUCK_CODE
-from broker.contract.priority import priority_of
-from broker.contract.recall import RecallAction
+from broker.contract import (
+    STUCK_CODE,
+    TERMINAL_STATES,
+    AgentState,
+    AgentStateChangedObservation,
+    ChangeAgentStateAction,
+    ConversationChanged,
+    ConversationCreated,
+    DelegateEnded,
+    Event,
+    EventSource,
+    LoopDetectionObservation,
+    LoopRecoveryAction,
+    MessageAction,
+    ModelReply,
+    RecallAction,
+    is_settled,
+    priority_of,
+)
 
 REQUESTABLE_STATES = frozenset({AgentState.RUNNING, AgentState.PAUSED, AgentState.STOPPED})
 """What a person may ask for; other requests change nothing."""

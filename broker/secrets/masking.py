@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-from broker.contract.observations import TRUNCATION_MARKER
+from broker.contract import TRUNCATION_MARKER
 from broker.secrets.encoded_secrets import LINE_BYTES, EncodedSecrets
 
 MASK = "<secret_hidden>"

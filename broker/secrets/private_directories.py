@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
-from broker.runtime.errors import UsageError
-from broker.runtime.settings import BrokerSettings, split_paths
+from broker.runtime import BrokerSettings, UsageError, split_paths
 from broker.secrets.secrets import KEY_FILE
 
 SYSTEM_TREES = (

@@ -24,10 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from broker.runtime.errors import DeckhandsError, UsageError
-from broker.runtime.settings import BrokerSettings
+from broker.runtime import BrokerSettings, DeckhandsError, UsageError
 from broker.secrets.masking import MINIMUM_CHARS, Masker
-from broker.store.store import Store
+from broker.store import Store
 
 KEY_FILE = "secret.key"
 KEY_BYTES = 32

@@ -22,16 +22,17 @@ from typing import Any, Protocol
 import hiredis
 from redis.asyncio.connection import SSLConnection, UnixDomainSocketConnection, parse_url
 
-from broker.runtime.errors import (
+from broker.runtime import (
     DeckhandsError,
     OutcomeUnknown,
     StoreMisconfigured,
     StoreRefused,
     StoreUnavailable,
+    UrlInFile,
     UsageError,
+    current_url,
+    read_tls,
 )
-from broker.runtime.settings import UrlInFile, current_url
-from broker.runtime.tls import read_tls
 
 Argument = bytes | str | int | float
 

@@ -24,8 +24,16 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
-from broker.runtime.child import Child, last_lines, rotate
-from broker.runtime.errors import CorruptEntry, DeckhandsError, OutcomeUnknown, StoreUnavailable, UsageError
+from broker.runtime import (
+    Child,
+    CorruptEntry,
+    DeckhandsError,
+    OutcomeUnknown,
+    StoreUnavailable,
+    UsageError,
+    last_lines,
+    rotate,
+)
 from broker.store.connection import MultiplexedConnection
 
 START_LIMIT_SECONDS = 120.0

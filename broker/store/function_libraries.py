@@ -26,8 +26,7 @@ from functools import cache
 from importlib import resources
 from typing import Self
 
-from broker.runtime.clock import Clock
-from broker.runtime.errors import FunctionsReplaced, FunctionsTooOld, StoreMisconfigured, StoreTooNew
+from broker.runtime import Clock, FunctionsReplaced, FunctionsTooOld, StoreMisconfigured, StoreTooNew
 from broker.store import keys
 from broker.store.connection import Connection, texts_by_name
 

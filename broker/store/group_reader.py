@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from broker.runtime.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
+from broker.runtime import OutcomeUnknown, StoreRefused, StoreUnavailable
 from broker.store.connection import Argument
 from broker.store.store import Store
 

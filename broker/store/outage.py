@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from broker.runtime.clock import Clock
+from broker.runtime import Clock
 
 TOLD_AFTER_SECONDS = 0.5
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from broker.runtime.errors import StoreRefused
+from broker.runtime import StoreRefused
 from broker.store.connection import Argument, Connection
 
 LARGEST = 2.0**53

@@ -13,18 +13,22 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 
-from broker.contract.codec import SCHEMA_VERSION
-from broker.runtime.clock import SYSTEM_CLOCK, Clock, SharedClock, from_millis
-from broker.runtime.errors import (
+from broker.contract import SCHEMA_VERSION
+from broker.runtime import (
+    SYSTEM_CLOCK,
+    BrokerSettings,
+    Clock,
     OutcomeUnknown,
+    SharedClock,
     StoreMisconfigured,
     StoreRefused,
     StoreReplaced,
     StoreTooNew,
     StoreUnavailable,
+    from_millis,
+    jitter,
+    new_key,
 )
-from broker.runtime.ids import jitter, new_key
-from broker.runtime.settings import BrokerSettings
 from broker.store import keys
 from broker.store.connection import (
     CLUSTER,

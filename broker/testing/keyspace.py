@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from hiredis import ReplyError
 
-from broker.runtime.clock import Clock, to_millis
+from broker.runtime import Clock, to_millis
 
 V = TypeVar("V")
 

@@ -13,9 +13,8 @@ from typing import Any
 
 from hiredis import ReplyError
 
-from broker.runtime.clock import Clock, SystemClock
-from broker.runtime.errors import OutcomeUnknown
-from broker.store.connection import Argument, check_reply
+from broker.runtime import Clock, OutcomeUnknown, SystemClock
+from broker.store import Argument, check_reply
 from broker.testing import keyspace, streams
 from broker.testing.keyspace import Arguments, Keyspace
 from broker.testing.lua_library import LuaLibrary

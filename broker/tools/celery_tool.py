@@ -14,10 +14,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from broker.celery.dispatch import TaskSender, TaskState
-from broker.contract.observations import OutcomeUnknownObservation
-from broker.contract.tool_specs import OutcomePolicy, ToolOffer
-from broker.runtime.errors import UsageError
+from broker.celery import TaskSender, TaskState
+from broker.contract import OutcomePolicy, OutcomeUnknownObservation, ToolOffer
+from broker.runtime import UsageError
 from broker.tools.custom_tools import DEFAULT_TIMEOUT_SECONDS, CustomTool, ToolContext, ToolFailed
 
 FIRST_PAUSE_SECONDS = 0.02

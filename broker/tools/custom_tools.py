@@ -19,8 +19,8 @@ from typing import Any, Protocol, get_type_hints, overload
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
-from broker.contract.tool_specs import OutcomePolicy, ToolOffer
-from broker.runtime.errors import DeckhandsError, UsageError
+from broker.contract import OutcomePolicy, ToolOffer
+from broker.runtime import DeckhandsError, UsageError
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
 

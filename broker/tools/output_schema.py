@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError
 
 if TYPE_CHECKING:
     import jsonschema_rs

@@ -17,10 +17,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
-from broker.coordination.membership import members
-from broker.runtime.errors import StoreRefused
-from broker.store import keys
-from broker.store.store import Store
+from broker.coordination import members
+from broker.runtime import StoreRefused
+from broker.store import Store, keys
 
 SANDBOX = "sandbox"
 MAX_FAILURES = 32

@@ -15,13 +15,10 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from broker.contract.tool_specs import ToolOffer
-from broker.coordination.membership import FACTS_EVERY, HEARTBEAT_SECONDS, silent_roles
-from broker.coordination.unreadable import Unreadable
-from broker.runtime.errors import StoreRefused, UsageError
-from broker.store import keys
-from broker.store.connection import WRONG_TYPE, Argument
-from broker.store.store import Store
+from broker.contract import ToolOffer
+from broker.coordination import FACTS_EVERY, HEARTBEAT_SECONDS, Unreadable, silent_roles
+from broker.runtime import StoreRefused, UsageError
+from broker.store import WRONG_TYPE, Argument, Store, keys
 from broker.tools.tool_failures import Reported, ToolFailures
 
 MAX_CHOSEN = 128

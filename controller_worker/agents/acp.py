@@ -8,11 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker.contract.actions import AgentFinishAction, AgentRejectAction, MessageAction
-from broker.contract.events import Action, Event, EventSource, ModelReply, ToolCallMetadata, WorkspaceSpec
-from broker.contract.session_events import AcpPermissionAction, AcpTurnAction
-from broker.contract.task_list import TaskItem, TaskTrackingAction
-from broker.contract.tool_arguments import json_in
+from broker.contract import (
+    AcpPermissionAction,
+    AcpTurnAction,
+    Action,
+    AgentFinishAction,
+    AgentRejectAction,
+    Event,
+    EventSource,
+    MessageAction,
+    ModelReply,
+    TaskItem,
+    TaskTrackingAction,
+    ToolCallMetadata,
+    WorkspaceSpec,
+    json_in,
+)
 from controller_worker.agents.agent import ModelFree
 
 PLAN, TURN, PERMISSION, WAIT, REJECT = "acp_plan", "acp_turn", "acp_permission", "acp_wait", "acp_reject"

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from broker.contract.events import AgentSpec, Event, ModelReply, WorkspaceSpec
-from broker.contract.task_list import TaskItem
-from broker.contract.tool_specs import ToolSpec
+from broker.contract import AgentSpec, Event, ModelReply, TaskItem, ToolSpec, WorkspaceSpec
 
 
 def sees_pages(agent: Agent) -> bool:

@@ -18,12 +18,21 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from broker.contract.actions import AgentDelegateAction, AgentFinishAction, AgentRejectAction, MessageAction
-from broker.contract.browser_events import BrowseInteractiveAction
-from broker.contract.events import AgentSpec, Event, EventSource, ModelReply, WorkspaceSpec
-from broker.contract.task_list import TaskItem
-from broker.contract.tool_arguments import required_text
-from broker.contract.tool_specs import ToolSpec
+from broker.contract import (
+    AgentDelegateAction,
+    AgentFinishAction,
+    AgentRejectAction,
+    AgentSpec,
+    BrowseInteractiveAction,
+    Event,
+    EventSource,
+    MessageAction,
+    ModelReply,
+    TaskItem,
+    ToolSpec,
+    WorkspaceSpec,
+    required_text,
+)
 from controller_worker.agents.finish_tool import finish_tool
 from controller_worker.agents.prompt import rendered
 from controller_worker.agents.tool_calls import events_of_reply

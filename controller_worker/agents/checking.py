@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker.contract.actions import AgentFinishAction
-from broker.contract.events import Event, ModelReply, WorkspaceSpec
-from broker.contract.task_list import TaskItem
+from broker.contract import AgentFinishAction, Event, ModelReply, TaskItem, WorkspaceSpec
 from controller_worker.agents.agent import ModelFree
 
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker.contract.actions import AgentFinishAction
-from broker.contract.code_search import GLOB, GREP
-from broker.contract.codec import action_kinds
-from broker.contract.events import AgentSpec, Event, ModelReply, WorkspaceSpec
-from broker.contract.task_list import TaskItem
-from broker.contract.tool_specs import ToolSpec
+from broker.contract import (
+    GLOB,
+    GREP,
+    AgentFinishAction,
+    AgentSpec,
+    Event,
+    ModelReply,
+    TaskItem,
+    ToolSpec,
+    WorkspaceSpec,
+    action_kinds,
+)
 from controller_worker.agents.browsing import DELEGATE_TO_BROWSING_AGENT
 from controller_worker.agents.finish_tool import finish_tool
 from controller_worker.agents.offered_names import visible_names

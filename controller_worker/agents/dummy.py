@@ -7,10 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker.contract.actions import AgentFinishAction, AgentRejectAction, CmdRunAction, MessageAction
-from broker.contract.events import Action, Event, EventSource, ModelReply, WorkspaceSpec
-from broker.contract.file_events import FileReadAction, FileWriteAction
-from broker.contract.task_list import TaskItem
+from broker.contract import (
+    Action,
+    AgentFinishAction,
+    AgentRejectAction,
+    CmdRunAction,
+    Event,
+    EventSource,
+    FileReadAction,
+    FileWriteAction,
+    MessageAction,
+    ModelReply,
+    TaskItem,
+    WorkspaceSpec,
+)
 from controller_worker.agents.agent import ModelFree
 
 STEPS: Sequence[Action] = (

@@ -9,15 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from broker.contract.actions import AgentFinishAction
-from broker.contract.events import Event, ModelReply
-from broker.contract.specs import OutputSpec
-from broker.contract.task_list import TaskItem
-from broker.contract.tool_arguments import ToolCallError, json_in, said_in
-from broker.contract.tool_specs import ToolSpec
-from broker.tools.output_schema import problems_of
+from broker.contract import (
+    AgentFinishAction,
+    Event,
+    ModelReply,
+    OutputSpec,
+    TaskItem,
+    ToolCallError,
+    ToolSpec,
+    json_in,
+    said_in,
+)
+from broker.tools import problems_of
 from controller_worker.agents.agent import Agent
-from controller_worker.providers.strict_schemas import without_forced_nulls
+from controller_worker.providers import without_forced_nulls
 
 ARGUMENT = "output"
 _SHARED = ("$defs", "definitions")

@@ -8,11 +8,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from broker.contract.actions import AgentFinishAction, AgentThinkAction
-from broker.contract.code_search import EXPLORE_TREE_STRUCTURE, GET_ENTITY_CONTENTS, GLOB, GREP, SEARCH_CODE_SNIPPETS
-from broker.contract.events import AgentSpec, Event, ModelReply, WorkspaceSpec
-from broker.contract.task_list import TaskItem
-from broker.contract.tool_specs import ToolSpec
+from broker.contract import (
+    EXPLORE_TREE_STRUCTURE,
+    GET_ENTITY_CONTENTS,
+    GLOB,
+    GREP,
+    SEARCH_CODE_SNIPPETS,
+    AgentFinishAction,
+    AgentSpec,
+    AgentThinkAction,
+    Event,
+    ModelReply,
+    TaskItem,
+    ToolSpec,
+    WorkspaceSpec,
+)
 from controller_worker.agents.finish_tool import finish_tool
 from controller_worker.agents.prompt import rendered
 from controller_worker.agents.tool_calls import events_of_reply

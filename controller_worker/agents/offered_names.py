@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
-from broker.contract.tool_specs import ToolOffer
+from broker.contract import ToolOffer
 
 MAX_NAME_CHARS = 64
 """What providers take, of letters, digits, `_` and `-`."""

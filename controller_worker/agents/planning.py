@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from broker.contract.actions import AgentThinkAction
-from broker.contract.code_search import GLOB, GREP
-from broker.contract.events import AgentSpec, ConfirmationStatus, Event, ModelReply
-from broker.contract.specs import PlanSpec
-from broker.contract.task_list import PlanAction, TaskItem, TaskTrackingAction
+from broker.contract import (
+    GLOB,
+    GREP,
+    AgentSpec,
+    AgentThinkAction,
+    ConfirmationStatus,
+    Event,
+    ModelReply,
+    PlanAction,
+    PlanSpec,
+    TaskItem,
+    TaskTrackingAction,
+)
 from controller_worker.agents.looking import OwnToolsOnly
 from controller_worker.agents.viewing import VIEW
 

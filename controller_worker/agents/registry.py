@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 import controller_worker.agents
-from broker.contract.events import AgentSpec
-from broker.contract.specs import ACP_AGENT, ACP_PREFIX
-from broker.runtime.errors import UsageError
-from broker.runtime.modules import classes_in
-from broker.tools.plugins import entry_points
+from broker.contract import ACP_AGENT, ACP_PREFIX, AgentSpec
+from broker.runtime import UsageError, classes_in
+from broker.tools import entry_points
 from controller_worker.agents.agent import Agent
-from controller_worker.security.plugins import check_plugins
+from controller_worker.security import check_plugins
 
 AGENTS: Mapping[str, Callable[[AgentSpec], Agent]] = {
     found.__name__: found

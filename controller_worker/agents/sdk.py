@@ -8,8 +8,7 @@ tools alone.
 
 from __future__ import annotations
 
-from broker.contract.actions import AgentFinishAction, AgentThinkAction
-from broker.contract.browser_events import BrowseInteractiveAction
+from broker.contract import AgentFinishAction, AgentThinkAction, BrowseInteractiveAction
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.looking import OwnToolsOnly, ReadOnlyAgent
 

@@ -15,14 +15,25 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from broker.contract.actions import MessageAction
-from broker.contract.events import Action, Event, EventSource, ModelReply, ModelToolCall, ToolCallMetadata
-from broker.contract.observations import ErrorObservation
-from broker.contract.offered_tools import MCPAction, ToolCallAction
-from broker.contract.task_list import TaskItem, TaskTrackingAction
-from broker.contract.tool_arguments import ToolCallError, json_in
-from broker.contract.tool_specs import ToolOffer, ToolSpec
-from controller_worker.providers.strict_schemas import without_forced_nulls
+from broker.contract import (
+    Action,
+    ErrorObservation,
+    Event,
+    EventSource,
+    MCPAction,
+    MessageAction,
+    ModelReply,
+    ModelToolCall,
+    TaskItem,
+    TaskTrackingAction,
+    ToolCallAction,
+    ToolCallError,
+    ToolCallMetadata,
+    ToolOffer,
+    ToolSpec,
+    json_in,
+)
+from controller_worker.providers import without_forced_nulls
 
 MAX_CALLS = 128
 MAX_ARGUMENTS_CHARS = 4_000_000

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker.contract.file_events import FileReadAction, FileReadSource
-from broker.contract.tool_arguments import required_text
-from broker.contract.tool_specs import ToolSpec
+from broker.contract import FileReadAction, FileReadSource, ToolSpec, required_text
 
 
 def view_action(arguments: Mapping[str, Any]) -> FileReadAction:

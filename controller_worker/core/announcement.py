@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.contract.agent_state import AgentState
-from broker.contract.events import Event, EventSource
-from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
+from broker.contract import AgentState, AgentStateChangedObservation, ErrorObservation, Event, EventSource
 from controller_worker.core.effects import Append
 from controller_worker.core.pending import PendingAction
 

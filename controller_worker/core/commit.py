@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from broker.contract.agent_state import is_settled
-from broker.contract.events import Action, Event, with_id
-from broker.log.wait_reasons import WaitReason
+from broker.contract import Action, Event, is_settled, with_id
+from broker.log import WaitReason
 from controller_worker.core.concerns.double_texting import is_at_rest
 from controller_worker.core.concerns.start import waits
 from controller_worker.core.controller import apply, concern_wanting, next_effect

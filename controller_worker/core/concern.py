@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from broker.contract.events import Event
+from broker.contract import Event
 from controller_worker.core.effects import Effect, Errand
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from broker.contract.double_texting import RolledBackObservation
-from broker.contract.events import Event
+from broker.contract import Event, RolledBackObservation
 from controller_worker.core.concern import OWNERS, Handler, evolve
 from controller_worker.core.concerns import double_texting
 from controller_worker.core.effects import Effect, Errand

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from broker.contract.agent_state import AgentState
-from broker.contract.events import Event
+from broker.contract import AgentState, Event
 
 
 @dataclass(frozen=True, slots=True)

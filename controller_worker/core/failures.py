@@ -11,8 +11,8 @@ whether or not anybody listens, because a conversation that nobody watches must 
 
 from __future__ import annotations
 
-from broker.contract.agent_state import AgentState
-from broker.runtime.errors import DeckhandsError
+from broker.contract import AgentState
+from broker.runtime import DeckhandsError
 
 CONTEXT_WINDOW = "context_window"
 """The code of a prompt that does not fit the model."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from broker.contract.events import ModelReply
+from broker.contract import ModelReply
 
 KINDS_LIMIT = 16
 """So many kinds are remembered, those that were asked last."""

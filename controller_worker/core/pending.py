@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from broker.contract.events import Observation, ToolCallMetadata
+from broker.contract import Observation, ToolCallMetadata
 from controller_worker.core.stuck_detector import Trace
 
 if TYPE_CHECKING:

@@ -8,10 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from broker.contract.notes import Note
-from broker.contract.recall import MicroagentKnowledge, RecallObservation, RecallType
-from broker.contract.skills import NO_SKILLS, SkillFiles, trigger_in
-from broker.contract.specs import Skill
+from broker.contract import (
+    NO_SKILLS,
+    MicroagentKnowledge,
+    Note,
+    RecallObservation,
+    RecallType,
+    Skill,
+    SkillFiles,
+    trigger_in,
+)
 
 if TYPE_CHECKING:
     from controller_worker.core.concerns.inbox import UnansweredMessage

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from broker.contract.actions import ChangeAgentStateAction, MessageAction
-from broker.contract.agent_state import AgentState
-from broker.contract.events import Event, EventSource
+from broker.contract import AgentState, ChangeAgentStateAction, Event, EventSource, MessageAction
 
 
 def is_message_of_person(event: Event) -> bool:

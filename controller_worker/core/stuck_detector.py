@@ -21,17 +21,24 @@ from hashlib import blake2b, sha256
 from itertools import pairwise
 from typing import Any
 
-from broker.contract.actions import CondensationAction, MessageAction
-from broker.contract.codec import SHORTENED_END_CHARS
-from broker.contract.events import Action, BlobRef, Event, EventSource, ModelReply, Observation
-from broker.contract.observations import (
+from broker.contract import (
+    SHORTENED_END_CHARS,
+    Action,
     AgentCondensationObservation,
+    BlobRef,
     CmdOutputObservation,
+    CondensationAction,
     ErrorObservation,
+    Event,
+    EventSource,
     FinishRefusedObservation,
+    IPythonRunCellAction,
+    IPythonRunCellObservation,
+    LoopPolicy,
+    MessageAction,
+    ModelReply,
+    Observation,
 )
-from broker.contract.policies import LoopPolicy
-from broker.contract.session_events import IPythonRunCellAction, IPythonRunCellObservation
 
 CONDENSATIONS = 10
 KEPT_CALLS = 128

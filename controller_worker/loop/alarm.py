@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from broker.contract.agent_state import is_settled
-from broker.runtime.clock import Clock
-from controller_worker.core.state import State
+from broker.contract import is_settled
+from broker.runtime import Clock
+from controller_worker.core import State
 
 
 class Alarm:

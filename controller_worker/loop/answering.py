@@ -6,19 +6,19 @@ Does not: append what it returns; the loop does.
 
 from __future__ import annotations
 
-from broker.contract.actions import ChangeAgentStateAction, RiskyAction, SystemMessageAction
-from broker.contract.events import Event, Observation
-from broker.contract.notes import NoteAction
-from broker.contract.skills import NO_SKILLS
-from broker.coordination.notebooks import Notebooks
-from broker.log.event_log import EventLog
-from broker.log.masked import Masked
-from controller_worker.agents.agent import Agent
-from controller_worker.core.concerns.confirmation import carried_out
-from controller_worker.core.concerns.inbox import recalled
-from controller_worker.core.concerns.survey import skills_read
-from controller_worker.core.effects import Append, CarryOut, Recall, TakeNote
-from controller_worker.core.state import State
+from broker.contract import (
+    NO_SKILLS,
+    ChangeAgentStateAction,
+    Event,
+    NoteAction,
+    Observation,
+    RiskyAction,
+    SystemMessageAction,
+)
+from broker.coordination import Notebooks
+from broker.log import EventLog, Masked
+from controller_worker.agents import Agent
+from controller_worker.core import Append, CarryOut, Recall, State, TakeNote, carried_out, recalled, skills_read
 from controller_worker.loop.hooks import Hooks
 from controller_worker.loop.note_taking import notebook_of, noted
 

@@ -10,32 +10,37 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from broker.contract.agent_state import AgentState
-from broker.contract.events import Event, ModelCallDeferred, ModelCallFailed
-from broker.contract.fencing import Ownership
-from broker.runtime.chain import make_chain
-from broker.runtime.failpoints import failpoint
-from controller_worker.agents.agent import Agent
-from controller_worker.core.effects import Append, CallModel
-from controller_worker.core.state import State
+from broker.contract import AgentState, Event, ModelCallDeferred, ModelCallFailed, Ownership
+from broker.runtime import failpoint, make_chain
+from controller_worker.agents import Agent
+from controller_worker.core import Append, CallModel, State
 from controller_worker.loop.services import Services
-from controller_worker.model.model_call import ask, failed_by, reply_of
-from controller_worker.model.permits.call_permit import CallPermit
-from controller_worker.model.question import Question
-from controller_worker.model.recollection import Recollection
-from controller_worker.model.steps.call_task import CallTask, Started
-from controller_worker.model.steps.client import make_missing_client, require_client
-from controller_worker.model.steps.own_budget import check_own_budget
-from controller_worker.model.steps.pending_call import PendingCall, StartOutcome
-from controller_worker.model.steps.permit import acquire_permit, note_waiting, wait_for_batch
-from controller_worker.model.steps.prompt_count import count_prompt
-from controller_worker.model.steps.question import make_question
-from controller_worker.model.streaming import shown
-from controller_worker.model.traced import call_span, describe, led_to_by
-from controller_worker.providers.errors import NoResponseError
-from controller_worker.providers.llm import Completion
-from controller_worker.providers.request_size import prompt_tokens
-from controller_worker.security.assessment import assessed
+from controller_worker.model import (
+    CallPermit,
+    CallTask,
+    PendingCall,
+    Question,
+    Recollection,
+    Started,
+    StartOutcome,
+    acquire_permit,
+    ask,
+    call_span,
+    check_own_budget,
+    count_prompt,
+    describe,
+    failed_by,
+    led_to_by,
+    make_missing_client,
+    make_question,
+    note_waiting,
+    reply_of,
+    require_client,
+    shown,
+    wait_for_batch,
+)
+from controller_worker.providers import Completion, NoResponseError, prompt_tokens
+from controller_worker.security import assessed
 
 WARM = 1.0
 """The temperature after an empty reply, where none is set: the same question would be answered the same (6.3)."""

@@ -14,32 +14,33 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
-from broker.celery.bootstep import cancel_when
-from broker.contract.offered_models import OFFERED_MODELS
-from broker.coordination.heartbeat_thread import HeartbeatThread
-from broker.coordination.membership import Membership
-from broker.coordination.ownership import Claimed, NotClaimed, Owners
-from broker.coordination.places import Places
-from broker.coordination.unreadable import CANNOT_BE_READ
-from broker.coordination.wakeups import CarriedEvent, Mailbox, ReadyStream
-from broker.limits.tenants import publish
-from broker.log.event_log import EventLog
-from broker.log.expiry import expire
-from broker.runtime.errors import OwnershipLost, StoreError, StoreRefused
-from broker.runtime.failpoints import failpoint
-from broker.runtime.ids import new_worker_id
-from broker.runtime.logs import about
-from broker.secrets.secrets import Secrets
-from broker.store.keys import ShardKeys
-from broker.store.store import Store, open_store
-from controller_worker.agents.registry import known_agents
+from broker.celery import cancel_when
+from broker.contract import OFFERED_MODELS
+from broker.coordination import (
+    CANNOT_BE_READ,
+    CarriedEvent,
+    Claimed,
+    HeartbeatThread,
+    Mailbox,
+    Membership,
+    NotClaimed,
+    Owners,
+    Places,
+    ReadyStream,
+)
+from broker.limits import publish
+from broker.log import EventLog, expire
+from broker.runtime import OwnershipLost, StoreError, StoreRefused, about, failpoint, new_worker_id
+from broker.secrets import Secrets
+from broker.store import ShardKeys, Store, open_store
+from controller_worker.agents import known_agents
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.loop.hook_table import load_hooks
 from controller_worker.loop.sdk.sessions import Sessions
 from controller_worker.loop.services import Services
-from controller_worker.model.models import Models
-from controller_worker.providers.config import ignored_variables
-from controller_worker.security.plugins import known_plugins
+from controller_worker.model import Models
+from controller_worker.providers import ignored_variables
+from controller_worker.security import known_plugins
 from controller_worker.settings import ControllerSettings
 
 UPKEEP_SECONDS = 1.0

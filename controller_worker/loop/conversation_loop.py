@@ -16,16 +16,10 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from broker.contract.agent_state import AgentState, is_settled
-from broker.coordination.crash_attribution import CrashAttribution
-from broker.coordination.ownership import Claimed
-from broker.coordination.wakeups import CarriedEvent
-from broker.runtime.errors import OwnershipLost
-from broker.runtime.logs import CONVERSATION
-from controller_worker.core.concerns.double_texting import ends_call
-from controller_worker.core.controller import concern_wanting, next_effect
-from controller_worker.core.effects import Append
-from controller_worker.core.state import State
+from broker.contract import AgentState, is_settled
+from broker.coordination import CarriedEvent, Claimed, CrashAttribution
+from broker.runtime import CONVERSATION, OwnershipLost
+from controller_worker.core import Append, State, concern_wanting, ends_call, next_effect
 from controller_worker.loop.alarm import Alarm
 from controller_worker.loop.call_in_flight import CallInFlight
 from controller_worker.loop.failed_conversation import rest_in_error

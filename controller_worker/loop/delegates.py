@@ -13,41 +13,33 @@ from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
-from broker.contract.actions import (
+from broker.contract import (
+    TERMINAL_STATES,
     AgentDelegateAction,
     AgentFinishAction,
     AgentRejectAction,
-    ChangeAgentStateAction,
-    MessageAction,
-)
-from broker.contract.agent_state import TERMINAL_STATES, AgentState
-from broker.contract.events import (
     AgentSpec,
+    AgentState,
+    ChangeAgentStateAction,
     ConversationCreated,
     DelegateEnded,
+    ErrorObservation,
     Event,
     EventSource,
     Limits,
+    MessageAction,
     Observation,
     Parent,
+    SuccessObservation,
 )
-from broker.contract.observations import ErrorObservation, SuccessObservation
-from broker.coordination.stored_files import StoredFiles
-from broker.log.conversations import Conversations
-from broker.log.delegates import delegate_conversation
-from broker.log.event_log import Duplicate, EventLog
-from broker.log.latest_event import find_latest_event
-from broker.log.lost_tails import name_gap
-from broker.runtime.errors import EventsLost, UnknownConversation, UsageError
-from broker.runtime.failpoints import failpoint
-from broker.store.store import Store
-from controller_worker.agents.registry import check_agent, create_agent
-from controller_worker.core.concerns.delegation import NOT_STARTED, STARTED, Delegate, answering
-from controller_worker.core.concerns.limits import steps_used
-from controller_worker.core.effects import TellDelegates
-from controller_worker.core.state import State
+from broker.coordination import StoredFiles
+from broker.log import Conversations, Duplicate, EventLog, delegate_conversation, find_latest_event, name_gap
+from broker.runtime import EventsLost, UnknownConversation, UsageError, failpoint
+from broker.store import Store
+from controller_worker.agents import check_agent, create_agent
+from controller_worker.core import NOT_STARTED, STARTED, Delegate, State, TellDelegates, answering, steps_used
 from controller_worker.loop.answering import event_of
-from controller_worker.model.usage import usage_by_model
+from controller_worker.model import usage_by_model
 
 T = TypeVar("T")
 

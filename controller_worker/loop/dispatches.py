@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from broker.contract import codec
-from broker.contract.fencing import Ownership
-from broker.coordination.ownership import DispatchOutcome, Owners
-from broker.log.event_log import EventLog
-from broker.runtime.errors import OwnershipLost
+from broker.contract import Ownership, codec
+from broker.coordination import DispatchOutcome, Owners
+from broker.log import EventLog
+from broker.runtime import OwnershipLost
 
 
 class Dispatches:

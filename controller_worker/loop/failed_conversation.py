@@ -10,18 +10,12 @@ from __future__ import annotations
 
 import logging
 
-from broker.contract.agent_state import AgentState
-from broker.contract.fencing import Ownership
-from broker.contract.observations import AgentStateChangedObservation
-from broker.coordination.ownership import Owners
-from broker.log.event_log import Closed, Conflict, EventLog, Fenced
-from broker.log.wait_reasons import WaitReason
-from broker.runtime.errors import FunctionsReplaced, StoreTooNew, UnknownKind
-from broker.secrets.secrets import SecretsLocked
-from controller_worker.core.announcement import end_in_error
-from controller_worker.core.effects import Append
-from controller_worker.core.failures import code_of, last_error_of
-from controller_worker.core.state import State
+from broker.contract import AgentState, AgentStateChangedObservation, Ownership
+from broker.coordination import Owners
+from broker.log import Closed, Conflict, EventLog, Fenced, WaitReason
+from broker.runtime import FunctionsReplaced, StoreTooNew, UnknownKind
+from broker.secrets import SecretsLocked
+from controller_worker.core import Append, State, code_of, end_in_error, last_error_of
 from controller_worker.loop.delegates import report_failure
 from controller_worker.loop.owned_log import OwnedLog
 from controller_worker.loop.services import Services

@@ -22,8 +22,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from broker.runtime.errors import UsageError
-from broker.tools.plugins import entry_points
+from broker.runtime import UsageError
+from broker.tools import entry_points
 from controller_worker.loop.hooks import Hook, HookPoint, Hooks, command_hook, function_hook
 
 ENTRY_POINTS = "deckhands.hooks"

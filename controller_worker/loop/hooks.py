@@ -25,13 +25,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import IO, Any
 
-from broker.contract.actions import AgentFinishAction
-from broker.contract.events import Action, Event, ModelReply, Observation
-from broker.contract.observations import ErrorObservation, FinishRefusedObservation
-from broker.runtime.errors import DeckhandsError
-from controller_worker.core.effects import Append
-from controller_worker.core.state import State
-from controller_worker.providers.errors import HookVeto
+from broker.contract import (
+    Action,
+    AgentFinishAction,
+    ErrorObservation,
+    Event,
+    FinishRefusedObservation,
+    ModelReply,
+    Observation,
+)
+from broker.runtime import DeckhandsError
+from controller_worker.core import Append, State
+from controller_worker.providers import HookVeto
 
 VETO_EXIT_CODE = 2
 MAX_REASON_CHARS = 2_000

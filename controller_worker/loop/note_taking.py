@@ -6,12 +6,20 @@ dies in between; what goes into a notebook has been masked.
 
 from __future__ import annotations
 
-from broker.contract.events import EventSource, Observation
-from broker.contract.notes import MAX_NOTES, Note, NoteAction, Notebook, NoteObservation, listed, note_id_of
-from broker.coordination.notebooks import Notebooks
-from broker.runtime.errors import UsageError
-from controller_worker.core.effects import Append
-from controller_worker.core.state import State
+from broker.contract import (
+    MAX_NOTES,
+    EventSource,
+    Note,
+    NoteAction,
+    Notebook,
+    NoteObservation,
+    Observation,
+    listed,
+    note_id_of,
+)
+from broker.coordination import Notebooks
+from broker.runtime import UsageError
+from controller_worker.core import Append, State
 
 NO_MEMORY = "This conversation keeps no notes."
 

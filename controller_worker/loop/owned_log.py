@@ -11,33 +11,26 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
 
-from broker.contract import codec
-from broker.contract.agent_state import is_settled
-from broker.contract.events import ConversationCreated, Event, ModelCallFailed, ModelReply
-from broker.contract.kinds import share_names
-from broker.contract.observations import AgentStateChangedObservation
-from broker.coordination.figures import Figures
-from broker.coordination.ownership import Claimed
-from broker.coordination.unreadable import CANNOT_BE_READ
-from broker.coordination.wakeups import CarriedEvent
-from broker.log.event_log import Appended, Closed, Conflict, Duplicate
-from broker.log.follower import check_remembered
-from broker.log.lost_tails import name_gap
-from broker.log.status import model_of
-from broker.runtime.errors import DeckhandsError, EventsLost
-from broker.runtime.failpoints import failpoint
-from broker.runtime.tracing import Value, traceparent_of
-from controller_worker.agents.agent import Agent
-from controller_worker.agents.registry import create_agent
-from controller_worker.core.commit import Commit, index_fields, settle
-from controller_worker.core.controller import fold
-from controller_worker.core.effects import Append
-from controller_worker.core.state import State
+from broker.contract import (
+    AgentStateChangedObservation,
+    ConversationCreated,
+    Event,
+    ModelCallFailed,
+    ModelReply,
+    codec,
+    is_settled,
+    share_names,
+)
+from broker.coordination import CANNOT_BE_READ, CarriedEvent, Claimed, Figures
+from broker.log import Appended, Closed, Conflict, Duplicate, check_remembered, model_of, name_gap
+from broker.runtime import DeckhandsError, EventsLost, Value, failpoint, traceparent_of
+from controller_worker.agents import Agent, create_agent
+from controller_worker.core import Append, Commit, State, fold, index_fields, settle
 from controller_worker.loop.answering import event_of
 from controller_worker.loop.delegates import report_end
 from controller_worker.loop.services import Services
 from controller_worker.loop.snapshots import EVERY_EVENTS, Snapshots
-from controller_worker.model.recollection import Recollection
+from controller_worker.model import Recollection
 
 MAX_CRASHES = 3
 NOTICED_BY = "a controller worker"

@@ -12,24 +12,18 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, ClassVar
 
-from broker.contract.agent_state import AgentState
-from broker.contract.events import ConversationBegun, Observation
-from broker.coordination.crash_attribution import CrashAttribution
-from broker.coordination.ownership import StartStatus
-from broker.log.expiry import EXPIRED_CODE, NOT_BEGUN
-from controller_worker.agents.agent import is_sdk_agent
-from controller_worker.core.announcement import announce
-from controller_worker.core.commit import Commit
-from controller_worker.core.concerns.acceptance import wants_verdict
-from controller_worker.core.concerns.delegation import errands
-from controller_worker.core.concerns.model_calls import asks_again_at
-from controller_worker.core.effects import (
+from broker.contract import AgentState, ConversationBegun, Observation
+from broker.coordination import CrashAttribution, StartStatus
+from broker.log import EXPIRED_CODE, NOT_BEGUN
+from controller_worker.agents import is_sdk_agent
+from controller_worker.core import (
     Append,
     AwaitDelegates,
     AwaitStart,
     AwaitTools,
     CallModel,
     CarryOut,
+    Commit,
     Effect,
     Errand,
     Greet,
@@ -39,6 +33,10 @@ from controller_worker.core.effects import (
     StartDelegate,
     TakeNote,
     TellDelegates,
+    announce,
+    asks_again_at,
+    errands,
+    wants_verdict,
 )
 from controller_worker.loop.answering import answered, greeting
 from controller_worker.loop.call_in_flight import CallInFlight
@@ -47,7 +45,7 @@ from controller_worker.loop.dispatches import Dispatches
 from controller_worker.loop.owned_log import OwnedLog
 from controller_worker.loop.sdk.session import Session
 from controller_worker.loop.services import Services
-from controller_worker.model.steps.call_task import Started
+from controller_worker.model import Started
 
 
 class Then(Enum):

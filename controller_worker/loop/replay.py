@@ -20,44 +20,57 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from broker.contract.actions import (
+from broker.contract import (
+    NO_SKILLS,
+    Action,
     AgentFinishAction,
+    AgentState,
+    AgentStateChangedObservation,
     ChangeAgentStateAction,
+    ConversationCreated,
+    ErrorObservation,
+    Event,
+    EventSource,
+    FinishRefusedObservation,
     LoopRecoveryAction,
     MessageAction,
+    ModelReply,
+    Note,
+    NullObservation,
+    Observation,
+    PlanAcceptedObservation,
+    RecallObservation,
     RiskyAction,
+    SuccessObservation,
     SystemMessageAction,
 )
-from broker.contract.agent_state import AgentState
-from broker.contract.events import Action, ConversationCreated, Event, EventSource, ModelReply, Observation
-from broker.contract.notes import Note
-from broker.contract.observations import (
-    AgentStateChangedObservation,
-    ErrorObservation,
-    FinishRefusedObservation,
-    NullObservation,
-    SuccessObservation,
+from broker.log import events_from_lines
+from broker.runtime import DeckhandsError, UsageError
+from controller_worker.agents import Agent, create_agent, turn_of
+from controller_worker.core import (
+    NOT_STARTED,
+    STARTED,
+    Append,
+    AwaitDelegates,
+    CallModel,
+    CarryOut,
+    Effect,
+    Greet,
+    Recall,
+    State,
+    TakeNote,
+    apply,
+    carried_out,
+    end_in_error,
+    examined,
+    next_effect,
+    recalled,
+    skills_from,
+    unanswered,
 )
-from broker.contract.recall import RecallObservation
-from broker.contract.skills import NO_SKILLS
-from broker.contract.task_list import PlanAcceptedObservation
-from broker.log.export import events_from_lines
-from broker.runtime.errors import DeckhandsError, UsageError
-from controller_worker.agents.agent import Agent
-from controller_worker.agents.finish_tool import turn_of
-from controller_worker.agents.registry import create_agent
-from controller_worker.core.announcement import end_in_error
-from controller_worker.core.concerns.acceptance import examined
-from controller_worker.core.concerns.confirmation import carried_out
-from controller_worker.core.concerns.delegation import NOT_STARTED, STARTED, unanswered
-from controller_worker.core.concerns.inbox import recalled
-from controller_worker.core.concerns.survey import skills_from
-from controller_worker.core.controller import apply, next_effect
-from controller_worker.core.effects import Append, AwaitDelegates, CallModel, CarryOut, Effect, Greet, Recall, TakeNote
-from controller_worker.core.state import State
 from controller_worker.loop.answering import greeting
-from controller_worker.model.critic import verdict_of
-from controller_worker.security.assessment import assessed
+from controller_worker.model import verdict_of
+from controller_worker.security import assessed
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -5,20 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
-from broker.coordination.crash_attribution import Turns
-from broker.coordination.figures import Figures
-from broker.coordination.notebooks import Notebooks
-from broker.coordination.ownership import Owners
-from broker.limits.quotas import QuotaTable
-from broker.log.event_log import EventLog
-from broker.runtime.tracing import Tracing, open_tracing
-from broker.store.store import Store
+from broker.coordination import Figures, Notebooks, Owners, Turns
+from broker.limits import QuotaTable
+from broker.log import EventLog
+from broker.runtime import Tracing, open_tracing
+from broker.store import Store
 from controller_worker.loop.hooks import Hooks
 from controller_worker.loop.sdk.sessions import Sessions
 from controller_worker.loop.step_turns import StepTurns
-from controller_worker.model.batch_keeper import BatchKeeper
-from controller_worker.model.models import Models
-from controller_worker.model.permits.permits import Permits
+from controller_worker.model import BatchKeeper, Models, Permits
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ Holds: a snapshot is of a log that the store still has; one that is ahead of its
 
 from __future__ import annotations
 
-from broker.coordination.ownership import Claimed
-from broker.log.lost_tails import name_snapshot_gap
-from broker.runtime.failpoints import failpoint
-from controller_worker.core.state import State, snapshot_of, state_from
+from broker.coordination import Claimed
+from broker.log import name_snapshot_gap
+from broker.runtime import failpoint
+from controller_worker.core import State, snapshot_of, state_from
 from controller_worker.loop.services import Services
 
 EVERY_EVENTS = 50

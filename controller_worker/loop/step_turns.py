@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
-from broker.coordination.ownership import Claimed
+from broker.coordination import Claimed
 
 AT_ONCE = 16
 KEPT = 4

@@ -18,16 +18,26 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from broker.contract.actions import AgentFinishAction, MessageAction, SystemMessageAction
-from broker.contract.agent_state import AgentState
-from broker.contract.events import Action, Event, EventSource, ModelReply, Observation
-from broker.contract.notes import Note
-from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation, truncate_content
-from broker.contract.recall import RecallObservation
+from broker.contract import (
+    Action,
+    AgentFinishAction,
+    AgentState,
+    AgentStateChangedObservation,
+    CmdOutputObservation,
+    Event,
+    EventSource,
+    MessageAction,
+    ModelReply,
+    Note,
+    Observation,
+    RecallObservation,
+    SystemMessageAction,
+    truncate_content,
+)
 from controller_worker.memory.observation_text import Content, content_of, is_image_url
 from controller_worker.memory.turn import OpenTurn, Result
 from controller_worker.memory.view import is_companion, is_shown
-from controller_worker.providers.messages.messages import NOT_SEEN, ImagePart, Message, TextPart
+from controller_worker.providers import NOT_SEEN, ImagePart, Message, TextPart
 
 MAX_MESSAGE_CHARS = 30_000
 FINISH_RESULT = "The task was reported as finished."

@@ -8,12 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from broker.contract.browser_events import BrowserOutputObservation
-from broker.contract.events import Observation
-from broker.contract.observations import (
-    truncate_content,
-)
-from controller_worker.providers.messages.messages import NOT_SEEN, ImagePart, TextPart
+from broker.contract import BrowserOutputObservation, Observation, truncate_content
+from controller_worker.providers import NOT_SEEN, ImagePart, TextPart
 
 Content = tuple[TextPart | ImagePart, ...]
 

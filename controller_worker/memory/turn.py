@@ -12,12 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker.contract.actions import RiskyAction
-from broker.contract.events import Action, Event, EventSource, ModelReply
-from broker.contract.observations import truncate_content
-from broker.contract.task_list import PlanAction
+from broker.contract import Action, Event, EventSource, ModelReply, PlanAction, RiskyAction, truncate_content
 from controller_worker.memory.observation_text import Content
-from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
+from controller_worker.providers import Message, TextPart, ToolCall
 
 EDITED = "A person changed this action before it ran. What ran has:\n{fields}\n\n"
 MAX_EDITED_CHARS = 2_000

@@ -13,21 +13,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from broker.contract.actions import (
+from broker.contract import (
+    Action,
+    AgentCondensationObservation,
+    AgentState,
+    AgentStateChangedObservation,
+    CmdOutputObservation,
     CmdRunAction,
     CondensationAction,
     CondensationRequestAction,
+    Event,
+    EventSource,
     MessageAction,
+    ModelReply,
+    PlanAcceptedObservation,
     SystemMessageAction,
 )
-from broker.contract.agent_state import AgentState
-from broker.contract.events import Action, Event, EventSource, ModelReply
-from broker.contract.observations import (
-    AgentCondensationObservation,
-    AgentStateChangedObservation,
-    CmdOutputObservation,
-)
-from broker.contract.task_list import PlanAcceptedObservation
 
 
 @dataclass(frozen=True, slots=True)

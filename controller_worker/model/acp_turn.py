@@ -18,30 +18,39 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker.contract.actions import AgentFinishAction, MessageAction
-from broker.contract.double_texting import RolledBackObservation
-from broker.contract.events import Event, EventSource, ModelCallFailed, ModelReply, Observation
-from broker.contract.observations import (
+from broker.contract import (
+    AcpObservation,
+    AcpPermission,
+    AcpPermissionAction,
+    AcpSpec,
+    AcpTurnAction,
+    AgentFinishAction,
+    Event,
     EventsLostObservation,
+    EventSource,
     FinishRefusedObservation,
     FinishVerdictObservation,
     LoopDetectionObservation,
+    MessageAction,
+    ModelCallFailed,
+    ModelReply,
+    Observation,
+    RolledBackObservation,
     UserRejectObservation,
 )
-from broker.contract.session_events import AcpObservation, AcpPermission, AcpPermissionAction, AcpTurnAction
-from broker.contract.specs import AcpSpec
-from controller_worker.agents.acp import PERMISSION, PLAN, REJECT, TURN, WAIT
-from controller_worker.providers.errors import (
+from controller_worker.agents import PERMISSION, PLAN, REJECT, TURN, WAIT
+from controller_worker.providers import (
     AuthenticationError,
     BadRequestError,
+    Completion,
     InternalServerError,
     MalformedReplyError,
     ModelError,
     ModelTimeoutError,
     ServiceUnavailableError,
+    ToolCall,
+    Usage,
 )
-from controller_worker.providers.llm import Completion, Usage
-from controller_worker.providers.messages.messages import ToolCall
 
 FAILURES = 3
 CONTINUE = "Continue."

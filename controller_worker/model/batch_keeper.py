@@ -20,18 +20,25 @@ from contextlib import contextmanager
 
 from pydantic import ValidationError
 
-from broker.contract.events import LLMSpec
-from broker.coordination.wakeups import wake
-from broker.limits.batches import Batch, Batches
-from broker.runtime.clock import to_millis
-from broker.runtime.errors import StoreRefused, UsageError
-from broker.runtime.failpoints import failpoint
-from broker.store.store import Store
+from broker.contract import LLMSpec
+from broker.coordination import wake
+from broker.limits import Batch, Batches
+from broker.runtime import StoreRefused, UsageError, failpoint, to_millis
+from broker.store import Store
 from controller_worker.model.models import Models
 from controller_worker.model.registry import create_batch_provider
-from controller_worker.providers.batching import BatchProvider, NotYetKnown, Outgoing, Sought, failed, lane_of
-from controller_worker.providers.choices import BatchSpec
-from controller_worker.providers.errors import ModelError, NoResponseError, RateLimitError
+from controller_worker.providers import (
+    BatchProvider,
+    BatchSpec,
+    ModelError,
+    NoResponseError,
+    NotYetKnown,
+    Outgoing,
+    RateLimitError,
+    Sought,
+    failed,
+    lane_of,
+)
 
 ROUND_SECONDS = 1.0
 LEASE_SECONDS = 1_800.0

@@ -22,11 +22,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from broker.runtime.clock import Clock
-from broker.runtime.ids import new_key
-from controller_worker.providers.config import LLMConfig
-from controller_worker.providers.llm import LLM, Completion, Delta, ModelRequest, Usage, counted_tokens
-from controller_worker.providers.messages.messages import ToolCall
+from broker.runtime import Clock, new_key
+from controller_worker.providers import LLM, Completion, Delta, LLMConfig, ModelRequest, ToolCall, Usage, counted_tokens
 
 FORMAT_VERSION = 1
 _NOT_PART_OF_A_REQUEST = frozenset({

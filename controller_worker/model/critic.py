@@ -11,13 +11,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from broker.contract.actions import AgentFinishAction, MessageAction
-from broker.contract.events import Event, EventSource, ModelReply
-from broker.contract.observations import FinishVerdictObservation, truncate_content
-from broker.contract.specs import CriticSpec
-from broker.contract.tool_specs import ToolSpec
-from controller_worker.memory.condensers.event_text import event_blocks
-from controller_worker.providers.messages.messages import Message, TextPart
+from broker.contract import (
+    AgentFinishAction,
+    CriticSpec,
+    Event,
+    EventSource,
+    FinishVerdictObservation,
+    MessageAction,
+    ModelReply,
+    ToolSpec,
+    truncate_content,
+)
+from controller_worker.memory import event_blocks
+from controller_worker.providers import Message, TextPart
 
 MAX_PROMPT_CHARS = 120_000
 MAX_EVENT_CHARS = 4_000

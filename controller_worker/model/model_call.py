@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from broker.contract.events import (
+from broker.contract import (
     CallEstimate,
     EventSource,
     LLMSpec,
@@ -22,20 +22,25 @@ from broker.contract.events import (
     ModelReply,
     ModelToolCall,
     TokenUsage,
+    replace_surrogates,
+    to_plain_json,
 )
-from broker.contract.plain_json import replace_surrogates, to_plain_json
-from broker.runtime.clock import Clock
-from broker.runtime.errors import DeckhandsError, UsageError
-from broker.runtime.ids import jitter
-from controller_worker.core.concerns.model_calls import BATCH
-from controller_worker.core.failures import last_error_of
+from broker.runtime import Clock, DeckhandsError, UsageError, jitter
+from controller_worker.core import BATCH, last_error_of
 from controller_worker.model.models import Models
 from controller_worker.model.permits.call_permit import CallPermit
-from controller_worker.providers.batching import CallBatched
-from controller_worker.providers.config import LLMConfig
-from controller_worker.providers.errors import HookVeto, ModelError, RateLimitError
-from controller_worker.providers.llm import LLM, Completion, Delta, ModelRequest
-from controller_worker.providers.retry import next_wait_seconds
+from controller_worker.providers import (
+    LLM,
+    CallBatched,
+    Completion,
+    Delta,
+    HookVeto,
+    LLMConfig,
+    ModelError,
+    ModelRequest,
+    RateLimitError,
+    next_wait_seconds,
+)
 
 _log = logging.getLogger(__name__)
 

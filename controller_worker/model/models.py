@@ -16,21 +16,23 @@ from dataclasses import dataclass
 
 from pydantic import SecretStr
 
-from broker.contract.events import LLMSpec
-from broker.contract.offered_models import ModelTable
-from broker.limits.quotas import QuotaTable
-from broker.runtime.clock import Clock
-from broker.runtime.errors import UsageError
-from controller_worker.memory.conversation_memory import MAX_MESSAGE_CHARS
+from broker.contract import LLMSpec, ModelTable
+from broker.limits import QuotaTable
+from broker.runtime import Clock, UsageError
+from controller_worker.memory import MAX_MESSAGE_CHARS
 from controller_worker.model.registry import create_llm, takes_images
 from controller_worker.model.router import RouterLLM, router_of
-from controller_worker.providers.choices import PRIMARY
-from controller_worker.providers.config import LLMConfig
-from controller_worker.providers.errors import LLMConfigError
-from controller_worker.providers.limited_threads import LimitedThreads
-from controller_worker.providers.llm import LLM, ModelRequest
-from controller_worker.providers.profiles import Profiles, address_of
-from controller_worker.providers.silent import MODEL as SILENT_MODEL
+from controller_worker.providers import (
+    LLM,
+    PRIMARY,
+    LimitedThreads,
+    LLMConfig,
+    LLMConfigError,
+    ModelRequest,
+    Profiles,
+    address_of,
+)
+from controller_worker.providers import MODEL as SILENT_MODEL
 
 ROUTED = "#routed"
 """After a reference: the profile's own model, whatever its router would choose."""

@@ -11,22 +11,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from broker.contract.actions import CondensationAction
-from broker.contract.events import Event, LLMSpec, ModelReply
-from broker.contract.tool_specs import ToolSpec
-from controller_worker.agents.agent import Agent, is_acp_agent, sees_pages
-from controller_worker.agents.finish_tool import handed_in, turn_of
-from controller_worker.core.concerns.acceptance import examined, wants_verdict
-from controller_worker.core.state import State
-from controller_worker.memory.condensers.condenser import Inquiry
-from controller_worker.memory.condensers.registry import create_condenser
-from controller_worker.memory.conversation_memory import PromptOptions
+from broker.contract import CondensationAction, Event, LLMSpec, ModelReply, ToolSpec
+from controller_worker.agents import Agent, handed_in, is_acp_agent, sees_pages, turn_of
+from controller_worker.core import State, examined, wants_verdict
+from controller_worker.memory import Inquiry, PromptOptions, create_condenser
 from controller_worker.model import acp_turn, critic
 from controller_worker.model.models import Models
 from controller_worker.model.recollection import Recollection
-from controller_worker.providers.llm import ModelRequest
-from controller_worker.providers.messages.messages import Message
-from controller_worker.providers.silent import MODEL as SILENT_MODEL
+from controller_worker.providers import MODEL as SILENT_MODEL
+from controller_worker.providers import Message, ModelRequest
 
 
 @dataclass(frozen=True, slots=True)

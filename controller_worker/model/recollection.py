@@ -8,14 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from broker.contract.actions import CondensationAction
-from broker.contract.double_texting import RolledBackObservation, taken_back
-from broker.contract.events import Event
-from broker.log.event_log import EventLog
-from controller_worker.memory.condensers.condenser import Condenser, Inquiry
-from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions
-from controller_worker.memory.view import View, ViewFold
-from controller_worker.providers.messages.messages import Message
+from broker.contract import CondensationAction, Event, RolledBackObservation, taken_back
+from broker.log import EventLog
+from controller_worker.memory import Condenser, ConversationMemory, Inquiry, PromptOptions, View, ViewFold
+from controller_worker.providers import Message
 
 NOT_IN_PROMPTS = frozenset({"old_content", "new_content"})
 """Fields of observations that no model sees; the rest of a shortened event is fetched for the prompt."""

@@ -7,25 +7,31 @@ from __future__ import annotations
 
 import logging
 
-from broker.runtime.clock import Clock
+from broker.runtime import Clock
 from controller_worker.model.cache import CachedLLM
 from controller_worker.model.text_tools import TextToolsLLM
 from controller_worker.model.without_images import WithoutImagesLLM
-from controller_worker.providers.anthropic_backend import AnthropicLLM
-from controller_worker.providers.anthropic_batches import AnthropicBatches
-from controller_worker.providers.batching import BatchProvider
-from controller_worker.providers.config import LLMConfig
-from controller_worker.providers.errors import LLMConfigError
-from controller_worker.providers.litellm_backend import LitellmLLM
-from controller_worker.providers.llm import LLM
-from controller_worker.providers.model_features import features_of, sees_images
-from controller_worker.providers.model_table import providers
-from controller_worker.providers.openai_backend import COMPATIBLE_PROVIDERS, OpenAICompatibleLLM
-from controller_worker.providers.openai_batches import OpenAIBatches
-from controller_worker.providers.replayed import REPLAY_PREFIX, ReplayedLLM
-from controller_worker.providers.scripted import SCRIPTED_PREFIX, ScriptedLLM
-from controller_worker.providers.silent import MODEL as SILENT_MODEL
-from controller_worker.providers.silent import SilentLLM
+from controller_worker.providers import (
+    COMPATIBLE_PROVIDERS,
+    LLM,
+    REPLAY_PREFIX,
+    SCRIPTED_PREFIX,
+    AnthropicBatches,
+    AnthropicLLM,
+    BatchProvider,
+    LitellmLLM,
+    LLMConfig,
+    LLMConfigError,
+    OpenAIBatches,
+    OpenAICompatibleLLM,
+    ReplayedLLM,
+    ScriptedLLM,
+    SilentLLM,
+    features_of,
+    providers,
+    sees_images,
+)
+from controller_worker.providers import MODEL as SILENT_MODEL
 
 BATCH_BACKENDS = frozenset({"anthropic", "openai"})
 LOCAL_BACKENDS = frozenset({"scripted", "replay", "silent"})

@@ -16,13 +16,19 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from controller_worker.model.without_images import has_images
-from controller_worker.providers.choices import PRIMARY, RouterSpec, RouteRule
-from controller_worker.providers.config import LLMConfig
-from controller_worker.providers.errors import LLMConfigError
-from controller_worker.providers.limited_threads import LimitedThreads
-from controller_worker.providers.llm import LLM, Completion, ModelRequest
-from controller_worker.providers.model_table import max_input_tokens
-from controller_worker.providers.request_size import prompt_tokens
+from controller_worker.providers import (
+    LLM,
+    PRIMARY,
+    Completion,
+    LimitedThreads,
+    LLMConfig,
+    LLMConfigError,
+    ModelRequest,
+    RouterSpec,
+    RouteRule,
+    max_input_tokens,
+    prompt_tokens,
+)
 
 OVERFLOWS_REMEMBERED = 10_000
 SELECTION_SECONDS = 10.0

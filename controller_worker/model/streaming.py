@@ -12,11 +12,10 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from broker.log.event_log import EventLog
-from broker.log.live_text import LiveText, Piece
-from broker.secrets.masking import MaskedPieces, Masker
-from broker.store.store import Store
-from controller_worker.providers.llm import Delta, ModelRequest
+from broker.log import EventLog, LiveText, Piece
+from broker.secrets import MaskedPieces, Masker
+from broker.store import Store
+from controller_worker.providers import Delta, ModelRequest
 
 GATHER_SECONDS = 0.1
 

@@ -12,14 +12,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from broker.contract.tool_specs import ToolSpec
-from controller_worker.providers.config import LLMConfig
-from controller_worker.providers.llm import LLM, Completion, ModelRequest
-from controller_worker.providers.messages.fn_call_prompt import system_suffix, wants_example, with_example, with_suffix
-from controller_worker.providers.messages.fn_call_text import STOP_WORD, read_calls, write_calls
-from controller_worker.providers.messages.messages import ImagePart, Message, TextPart
-from controller_worker.providers.messages.written_messages import MessageMemo
-from controller_worker.providers.model_features import features_of
+from broker.contract import ToolSpec
+from controller_worker.providers import (
+    LLM,
+    STOP_WORD,
+    Completion,
+    ImagePart,
+    LLMConfig,
+    Message,
+    MessageMemo,
+    ModelRequest,
+    TextPart,
+    features_of,
+    read_calls,
+    system_suffix,
+    wants_example,
+    with_example,
+    with_suffix,
+    write_calls,
+)
 
 RESULT_PREFIX = "EXECUTION RESULT of [{name}]:\n"
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker.contract.events import Action, Event, ModelCallDeferred, ModelCallFailed
-from broker.runtime.tracing import OpenSpan, Tracing, Value
-from controller_worker.core.effects import CallModel
+from broker.contract import Action, Event, ModelCallDeferred, ModelCallFailed
+from broker.runtime import OpenSpan, Tracing, Value
+from controller_worker.core import CallModel
 from controller_worker.model.models import ROUTED
 from controller_worker.model.question import Question
-from controller_worker.providers.llm import Completion
+from controller_worker.providers import Completion
 
 
 def call_span(tracing: Tracing, traceparent: str | None, wanted: CallModel, question: Question) -> OpenSpan:

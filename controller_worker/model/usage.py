@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from broker.contract.events import DelegateEnded, Event, ModelReply, ModelUsage, TokenUsage
+from broker.contract import DelegateEnded, Event, ModelReply, ModelUsage, TokenUsage
 
 
 def usage_by_model(events: Iterable[Event]) -> tuple[ModelUsage, ...]:

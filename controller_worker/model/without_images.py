@@ -8,9 +8,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from controller_worker.providers.llm import LLM, Completion, ModelRequest, counted_tokens
-from controller_worker.providers.messages.messages import NOT_SEEN, ImagePart, Message
-from controller_worker.providers.messages.written_messages import MessageMemo
+from controller_worker.providers import (
+    LLM,
+    NOT_SEEN,
+    Completion,
+    ImagePart,
+    Message,
+    MessageMemo,
+    ModelRequest,
+    counted_tokens,
+)
 
 
 class WithoutImagesLLM:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from broker.runtime.clock import Clock
+from broker.runtime import Clock
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.context_management import compacts, with_betas
 from controller_worker.providers.errors import LLMConfigError

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from broker.contract.events import LLMSpec
+from broker.contract import LLMSpec
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import (
     MODEL_ERRORS,

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker.runtime.errors import DeckhandsError, UsageError
+from broker.runtime import DeckhandsError, UsageError
 
 PROVIDER_TEXT_LIMIT_CHARS = 2_000
 

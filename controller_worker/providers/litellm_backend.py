@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from broker.runtime.clock import Clock
+from broker.runtime import Clock
 from controller_worker.providers.anthropic_backend import URL as ANTHROPIC_URL
 from controller_worker.providers.config import LLMConfig, drop_provider_addresses, has_key_of, set_litellm_environment
 from controller_worker.providers.errors import LLMConfigError, MalformedReplyError, ModelTimeoutError

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from broker.contract.tool_specs import ToolSpec
+from broker.contract import ToolSpec
 from controller_worker.providers.messages.messages import Message, ToolCall
 
 

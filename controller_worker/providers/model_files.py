@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from broker.runtime.opening import read_regular_file
+from broker.runtime import read_regular_file
 from controller_worker.providers.errors import LLMConfigError
 
 SCRIPT_LIMIT_BYTES = 16 * 1024 * 1024

@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from broker.runtime.clock import Clock
+from broker.runtime import Clock
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import BadRequestError, ServiceUnavailableError
 from controller_worker.providers.llm import Completion, ModelRequest

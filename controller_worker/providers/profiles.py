@@ -35,7 +35,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from broker.contract.offered_models import PATTERN_END, SCRIPT_PREFIXES, ModelTable, OfferedModel, not_offered
+from broker.contract import PATTERN_END, SCRIPT_PREFIXES, ModelTable, OfferedModel, not_offered
 from controller_worker.providers.config import (
     CONFIG_FILE_VARIABLE,
     ENV_FALLBACK_FIELDS,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from broker.contract.events import ModelReply
+from broker.contract import ModelReply
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import LLMConfigError
 from controller_worker.providers.llm import Completion, Delta, ModelRequest, Usage

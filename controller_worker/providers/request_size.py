@@ -11,7 +11,7 @@ import math
 import string
 from functools import lru_cache
 
-from broker.contract.tool_specs import ToolSpec
+from broker.contract import ToolSpec
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.llm import ModelRequest, Usage
 from controller_worker.providers.messages.messages import Message, TextPart

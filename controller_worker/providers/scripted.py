@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from broker.runtime.clock import Clock
+from broker.runtime import Clock
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import MODEL_ERRORS, LLMConfigError
 from controller_worker.providers.llm import Completion, Delta, ModelRequest, Usage

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from broker.contract.tool_specs import ToolSpec
+from broker.contract import ToolSpec
 
 KEYWORDS = frozenset({"type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf"})
 NOTES = frozenset({"title", "default", "examples", "description", "$defs", "$schema"})

@@ -12,14 +12,26 @@ import re
 from collections.abc import Iterable
 from typing import TypeGuard
 
-from broker.contract.actions import CmdRunAction, RiskyAction
-from broker.contract.browser_events import BrowseInteractiveAction, BrowseURLAction
-from broker.contract.code_search import CodeSearchAction
-from broker.contract.events import ActionSecurityRisk, ConfirmationStatus, Event, WorkspaceSpec
-from broker.contract.file_events import ApplyPatchAction, FileEditAction, FileReadAction, FileWriteAction
-from broker.contract.policies import ConfirmationPolicy
-from broker.contract.session_events import AcpCall, AcpPermissionAction, AcpTurnAction
-from broker.contract.task_list import PlanAction
+from broker.contract import (
+    AcpCall,
+    AcpPermissionAction,
+    AcpTurnAction,
+    ActionSecurityRisk,
+    ApplyPatchAction,
+    BrowseInteractiveAction,
+    BrowseURLAction,
+    CmdRunAction,
+    CodeSearchAction,
+    ConfirmationPolicy,
+    ConfirmationStatus,
+    Event,
+    FileEditAction,
+    FileReadAction,
+    FileWriteAction,
+    PlanAction,
+    RiskyAction,
+    WorkspaceSpec,
+)
 from controller_worker.security.path_risk import WORKSPACE, reading_risk, writing_risk
 from controller_worker.security.plugins import analyzer_plugin, policy_plugin
 from controller_worker.security.shell_analyzer import shell_risk

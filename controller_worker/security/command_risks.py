@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-from broker.contract.events import ActionSecurityRisk
+from broker.contract import ActionSecurityRisk
 from controller_worker.security.path_risk import reading_risk, writing_risk
 
 LOW, MEDIUM, HIGH = ActionSecurityRisk.LOW, ActionSecurityRisk.MEDIUM, ActionSecurityRisk.HIGH

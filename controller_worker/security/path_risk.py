@@ -9,7 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 
-from broker.contract.events import ActionSecurityRisk
+from broker.contract import ActionSecurityRisk
 
 LOW, MEDIUM, HIGH = ActionSecurityRisk.LOW, ActionSecurityRisk.MEDIUM, ActionSecurityRisk.HIGH
 

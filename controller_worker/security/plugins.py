@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from broker.contract.actions import RiskyAction
-from broker.contract.events import ActionSecurityRisk
-from broker.contract.policies import ANALYZERS, POLICIES, ConfirmationPolicy
-from broker.runtime.errors import UsageError
-from broker.tools.plugins import entry_points
+from broker.contract import ANALYZERS, POLICIES, ActionSecurityRisk, ConfirmationPolicy, RiskyAction
+from broker.runtime import UsageError
+from broker.tools import entry_points
 
 _WHAT = {POLICIES: "confirmation policy", ANALYZERS: "risk analyzer"}
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import tree_sitter
 
-from broker.contract.events import ActionSecurityRisk
-from broker.tools.bash_syntax import parsed
+from broker.contract import ActionSecurityRisk
+from broker.tools import parsed
 from controller_worker.security.command_risks import HIGH, INTERPRETERS, LOW, MEDIUM, Arguments, command_risk
 from controller_worker.security.path_risk import reading_risk, writing_risk
 

@@ -15,15 +15,10 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from broker.log.conversations import Conversations
-from broker.runtime.errors import StoreError, UnknownConversation, UsageError
-from broker.runtime.ids import is_conversation_id
-from deckhands.client.connecting import cluster_client
-from deckhands.client.errors import IsArchived, NoCluster
-from deckhands.client.reading.terminal import clean_line
-from deckhands.client.running_cluster import open_cluster
-from deckhands.client.tasks.tasks import conversation_of_task
-from deckhands.cluster.home import Home
+from broker.log import Conversations
+from broker.runtime import StoreError, UnknownConversation, UsageError, is_conversation_id
+from deckhands.client import IsArchived, NoCluster, clean_line, cluster_client, conversation_of_task, open_cluster
+from deckhands.cluster import Home
 from deckhands.settings import FaceSettings
 
 WHOLE_ID_CHARS = 26

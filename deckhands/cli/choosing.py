@@ -14,21 +14,24 @@ from typing import Any
 
 import click
 
-from broker.contract.agent_state import AgentState
-from broker.log.conversations import ConversationRow
-from broker.log.deletion import NotDeleted
-from broker.log.selection import SCHEDULED, WAITING, Selected, Selection
-from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
+from broker.contract import AgentState
+from broker.log import SCHEDULED, WAITING, ConversationRow, NotDeleted, Selected, Selection
+from broker.runtime import DeckhandsError, UnknownConversation, UsageError, counted
 from deckhands.cli.abbreviations import CONVERSATION_ID, unknown_task
 from deckhands.cli.progress import Progress
-from deckhands.client.client import Client
-from deckhands.client.connecting import cluster_client, conversation_client
-from deckhands.client.errors import IsArchived, NotStopped
-from deckhands.client.many import for_each
-from deckhands.client.reading.output import note, print_json
-from deckhands.client.reading.terminal import ask, counted
-from deckhands.client.tasks.inputs import labels_in
-from deckhands.client.tasks.tasks import conversation_of_task
+from deckhands.client import (
+    Client,
+    IsArchived,
+    NotStopped,
+    ask,
+    cluster_client,
+    conversation_client,
+    conversation_of_task,
+    for_each,
+    labels_in,
+    note,
+    print_json,
+)
 from deckhands.settings import FaceSettings
 
 SHOWN_FAILURES = 10

@@ -11,9 +11,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from broker.contract.events import AgentSpec, LLMSpec
-from broker.contract.specs import ACP_AGENT, ACP_PREFIX
-from broker.runtime.errors import UsageError
+from broker.contract import ACP_AGENT, ACP_PREFIX, AgentSpec, LLMSpec
+from broker.runtime import UsageError
 
 MAX_FILE_BYTES = 2**20
 MAX_DELEGATES = 32

@@ -18,20 +18,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from broker.contract.agent_state import AgentState
-from broker.contract.events import AgentSpec, Event, LLMSpec, ModelReply, WorkspaceSpec
-from broker.contract.observations import ErrorObservation
-from broker.coordination.workspace_orders import WorkspaceOrders
-from broker.log.conversations import Conversations, Takeover
-from broker.log.invariants import doubled_observations, lost_events, violations
-from broker.runtime.child import Child
-from broker.runtime.clock import SYSTEM_CLOCK, Clock
-from broker.runtime.environment import CONTROLLER, TOOLS
-from deckhands.client.client import Client
-from deckhands.client.reading.summary import Tally
-from deckhands.client.watcher import follow
-from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec, Worker
-from deckhands.cluster.example_projects import TASK, Example, examples
+from broker.contract import AgentSpec, AgentState, ErrorObservation, Event, LLMSpec, ModelReply, WorkspaceSpec
+from broker.coordination import WorkspaceOrders
+from broker.log import Conversations, Takeover, doubled_observations, lost_events, violations
+from broker.runtime import CONTROLLER, SYSTEM_CLOCK, TOOLS, Child, Clock
+from deckhands.client import Client, Tally, follow
+from deckhands.cluster import TASK, Cluster, ClusterSpec, Example, Worker, examples
 
 TIME_LIMIT_SECONDS = 600.0
 TEST_LIMIT_SECONDS = 60.0

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import click
 
-from deckhands.client.tasks.spec import TaskSpec
+from deckhands.client import TaskSpec
 
 WRITTEN = frozenset(
     {

@@ -18,9 +18,9 @@ from typing import NoReturn
 
 import click
 
-from broker.runtime.errors import DeckhandsError, UsageError
+from broker.runtime import DeckhandsError, UsageError
 from deckhands.cli.verbs import Verb, VerbGroup, verbs
-from deckhands.client.reading.terminal import print_text
+from deckhands.client import print_text
 
 INTERRUPTED = 130
 

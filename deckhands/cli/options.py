@@ -11,9 +11,9 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
-from broker.contract.specs import MemorySpec
-from broker.runtime.errors import UsageError
-from deckhands.client.tasks.tasks import check_task
+from broker.contract import MemorySpec
+from broker.runtime import UsageError
+from deckhands.client import check_task
 from deckhands.settings import SANDBOXES
 
 NAME_REMEDY = "Use up to 64 letters, digits, '.', '_' and '-'."

@@ -9,10 +9,8 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
-from broker.runtime.clock import SYSTEM_CLOCK
-from deckhands.client.reading.output import note
-from deckhands.client.reading.status_line import span
-from deckhands.client.reading.terminal import fitted, is_redrawn, redraw
+from broker.runtime import SYSTEM_CLOCK
+from deckhands.client import fitted, is_redrawn, note, redraw, span
 
 BAR_COLUMNS = 24
 REDRAW_SECONDS = 0.1

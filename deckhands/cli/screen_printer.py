@@ -11,17 +11,21 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
-from broker.contract.actions import RiskyAction
-from broker.contract.events import Event, ModelReply
-from broker.log.live_text import Piece
-from broker.runtime.clock import SYSTEM_CLOCK
-from deckhands.client.reading.live_area import LiveArea
-from deckhands.client.reading.output import EventPrinter, note
-from deckhands.client.reading.rendering import Renderer
-from deckhands.client.reading.screen import ScreenRenderer
-from deckhands.client.reading.status_line import Standing
-from deckhands.client.reading.summary import Summary
-from deckhands.client.reading.terminal import clean, clean_line, is_coloured
+from broker.contract import Event, ModelReply, RiskyAction
+from broker.log import Piece
+from broker.runtime import SYSTEM_CLOCK
+from deckhands.client import (
+    EventPrinter,
+    LiveArea,
+    Renderer,
+    ScreenRenderer,
+    Standing,
+    Summary,
+    clean,
+    clean_line,
+    is_coloured,
+    note,
+)
 
 TICK_SECONDS = 0.5
 

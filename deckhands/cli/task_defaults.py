@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from broker.contract.events import AgentSpec, WorkspaceSpec
-from broker.contract.workspace_sources import git_source
-from broker.runtime.errors import UsageError
+from broker.contract import AgentSpec, WorkspaceSpec, git_source
+from broker.runtime import UsageError
 from deckhands.cli.task_options import (
     TaskOptions,
     agent_of,
@@ -20,10 +19,7 @@ from deckhands.cli.task_options import (
     place_of,
     workspace_of,
 )
-from deckhands.client.tasks.inputs import with_script_here
-from deckhands.client.tasks.places import Place
-from deckhands.client.tasks.spec import TaskSpec
-from deckhands.client.tasks.tasks import check_task
+from deckhands.client import Place, TaskSpec, check_task, with_script_here
 
 AGENTS_REMEMBERED = 64
 

@@ -11,20 +11,27 @@ from typing import Any, Literal, TypeVar
 import click
 from pydantic import ValidationError
 
-from broker.contract.allowed_hosts import host_rules
-from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
-from broker.contract.policies import ConfirmationPolicy
-from broker.contract.skills import skills_in
-from broker.contract.specs import CriticSpec, GoalSpec, OutputSpec, PlanSpec, Skill, WorkspaceNeeds
-from broker.contract.tool_specs import MAX_SCHEMA_CHARS
-from broker.runtime.errors import UsageError
+from broker.contract import (
+    MAX_SCHEMA_CHARS,
+    AgentSpec,
+    ConfirmationPolicy,
+    CriticSpec,
+    GoalSpec,
+    Limits,
+    LLMSpec,
+    OutputSpec,
+    PlanSpec,
+    Skill,
+    WorkspaceNeeds,
+    WorkspaceSpec,
+    host_rules,
+    skills_in,
+)
+from broker.runtime import UsageError
 from deckhands.cli.delegate_options import check_takes_tools, with_delegates
 from deckhands.cli.field_options import generated_options, option_of
 from deckhands.cli.options import Amount, memory_of, sandbox_option
-from deckhands.client.known_agents import check_command_of
-from deckhands.client.tasks.places import Place, place_in
-from deckhands.client.tasks.spec import TaskSpec
-from deckhands.client.tasks.tasks import check_task, output_of
+from deckhands.client import Place, TaskSpec, check_command_of, check_task, output_of, place_in
 
 BROWSER_POOL = "browser"
 IPYTHON_POOL = "ipython"

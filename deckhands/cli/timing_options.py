@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
-from broker.contract.timing import MAX_SECONDS, DoubleTexting
-from broker.runtime.errors import UsageError
+from broker.contract import MAX_SECONDS, DoubleTexting
+from broker.runtime import UsageError
 from deckhands.cli.field_options import option_of
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from broker.contract.events import Event
-from broker.log.append_call import Condition
-from broker.log.event_log import Closed, EventLog
-from broker.runtime.errors import UsageError
+from broker.contract import Event
+from broker.log import Closed, Condition, EventLog
+from broker.runtime import UsageError
 
 
 async def append(

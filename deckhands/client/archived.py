@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker.contract.events import ConversationCreated, DelegateEnded, Event, WorkspaceSpec
-from broker.contract.workspace_sources import UploadedSource
-from broker.coordination.stored_files import StoredFiles
-from broker.limits.ledger import LARGEST_USD, Ledger, accounts_of
-from broker.log.event_log import EventLog
-from broker.log.invariants import violations
-from broker.runtime.errors import CorruptEntry, UnknownConversation, UsageError
-from broker.runtime.ids import is_conversation_id
-from broker.store.store import Store
+from broker.contract import ConversationCreated, DelegateEnded, Event, UploadedSource, WorkspaceSpec
+from broker.coordination import StoredFiles
+from broker.limits import LARGEST_USD, Ledger, accounts_of
+from broker.log import EventLog, violations
+from broker.runtime import CorruptEntry, UnknownConversation, UsageError, is_conversation_id
+from broker.store import Store
 from deckhands.client.archive.archive import Archive as Archive  # noqa: PLC0414  (callers get it from here)
 from deckhands.client.archive.catalog import ArchivedConversation as ArchivedConversation  # noqa: PLC0414
 from deckhands.client.archive.catalog import described as described  # noqa: PLC0414

@@ -8,19 +8,21 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from broker.contract.actions import MessageAction
-from broker.contract.agent_factory import AgentFactoryConfig, chosen_agent
-from broker.contract.events import ConversationCreated, EventSource
-from broker.contract.offered_models import named_models
-from broker.contract.timing import Timing
-from broker.coordination.stored_files import StoredFiles
-from broker.log.admission import begun_before, check
-from broker.log.event_log import Appended, Duplicate, EventLog
-from broker.runtime.errors import AdmissionRefused, UsageError
-from broker.runtime.tracing import open_tracing
-from broker.secrets.secrets import Secrets
-from broker.store.store import Store
-from broker.tools.tool_offers import ToolOffers
+from broker.contract import (
+    AgentFactoryConfig,
+    ConversationCreated,
+    EventSource,
+    MessageAction,
+    Timing,
+    chosen_agent,
+    named_models,
+)
+from broker.coordination import StoredFiles
+from broker.log import Appended, Duplicate, EventLog, begun_before, check
+from broker.runtime import AdmissionRefused, UsageError, open_tracing
+from broker.secrets import Secrets
+from broker.store import Store
+from broker.tools import ToolOffers
 from deckhands.client.known_agents import require_agent, require_models
 from deckhands.client.named_directory import require_served
 from deckhands.client.secret_keeping import keep_secrets

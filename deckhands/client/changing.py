@@ -6,13 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from broker.contract.agent_pairs import AgentKind
-from broker.contract.events import AgentSpec, EventSource, Limits
-from broker.contract.interventions import ConversationChanged
-from broker.contract.policies import ConfirmationPolicy
-from broker.runtime.errors import UsageError
-from broker.store.store import Store
-from broker.tools.tool_offers import ToolOffers
+from broker.contract import AgentKind, AgentSpec, ConfirmationPolicy, ConversationChanged, EventSource, Limits
+from broker.runtime import UsageError
+from broker.store import Store
+from broker.tools import ToolOffers
 from deckhands.client.known_agents import require_agent, require_plugins
 from deckhands.client.tasks import inputs
 

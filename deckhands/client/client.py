@@ -13,17 +13,17 @@ from typing import Any, Self, Unpack
 
 from pydantic import BaseModel
 
-from broker.contract.actions import MessageAction
-from broker.contract.events import AgentSpec, EventSource
-from broker.contract.interventions import DEFAULT_TIMEOUT_SECONDS
-from broker.contract.offered_models import named_models
-from broker.contract.specs import Tenancy
-from broker.contract.timing import MessagePolicy
-from broker.log.admission import begun_before, check
-from broker.log.append_call import message_with
-from broker.log.live_text import LiveText, Piece
-from broker.runtime.errors import AdmissionRefused, UnknownConversation, UsageError
-from broker.runtime.settings import BrokerSettings
+from broker.contract import (
+    DEFAULT_TIMEOUT_SECONDS,
+    AgentSpec,
+    EventSource,
+    MessageAction,
+    MessagePolicy,
+    Tenancy,
+    named_models,
+)
+from broker.log import LiveText, Piece, begun_before, check, message_with
+from broker.runtime import AdmissionRefused, BrokerSettings, UnknownConversation, UsageError
 from deckhands.client.archived import forget, lend_upload, restore
 from deckhands.client.beginning import begin
 from deckhands.client.changing import words_in

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker.contract.actions import ChangeAgentStateAction
-from broker.contract.agent_state import AgentState
-from broker.contract.events import EventSource
-from broker.contract.observations import AgentStateChangedObservation
-from broker.log.conversations import Conversations
-from broker.log.latest_event import find_latest_event
-from broker.runtime.errors import UsageError
-from broker.store.store import Store
+from broker.contract import AgentState, AgentStateChangedObservation, ChangeAgentStateAction, EventSource
+from broker.log import Conversations, find_latest_event
+from broker.runtime import UsageError
+from broker.store import Store
 
 
 async def answer_to(

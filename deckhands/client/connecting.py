@@ -7,18 +7,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from broker.contract import codec
-from broker.contract.codec import decode_any
-from broker.contract.events import Event
-from broker.runtime.errors import StoreUnavailable, UnknownConversation, UsageError
-from broker.runtime.ids import check_conversation_id
+from broker.contract import Event, codec, decode_any
+from broker.runtime import StoreUnavailable, UnknownConversation, UsageError, check_conversation_id
 from deckhands.client.archive.archive import Archive
 from deckhands.client.client import Client
 from deckhands.client.errors import IsArchived, NoCluster
 from deckhands.client.reading.summary import Summary, summarize
 from deckhands.client.running_cluster import open_cluster
 from deckhands.client.runs.records import RunFolder
-from deckhands.cluster.home import Home
+from deckhands.cluster import Home
 from deckhands.settings import FaceSettings
 
 T = TypeVar("T")

@@ -10,14 +10,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from broker.contract.agent_state import AgentState, is_settled
-from broker.contract.codec import decode_any
-from broker.contract.events import ConversationCreated, DelegateEnded, Event
-from broker.log.conversations import ConversationRow, Conversations
-from broker.log.deletion import RELEASE_LIMIT_SECONDS, Deletion
-from broker.log.event_log import EventLog
-from broker.log.status import status_of
-from broker.runtime.errors import CorruptEntry, UnknownConversation, UsageError
+from broker.contract import AgentState, ConversationCreated, DelegateEnded, Event, decode_any, is_settled
+from broker.log import RELEASE_LIMIT_SECONDS, ConversationRow, Conversations, Deletion, EventLog, status_of
+from broker.runtime import CorruptEntry, UnknownConversation, UsageError
 
 
 async def delete(log: EventLog, conversation_id: str, *, limit_seconds: float = RELEASE_LIMIT_SECONDS) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.runtime.errors import DeckhandsError, StoreUnavailable, UnknownConversation
+from broker.runtime import DeckhandsError, StoreUnavailable, UnknownConversation
 
 
 class NoCluster(StoreUnavailable):

@@ -10,10 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from broker.contract.events import ConversationCreated, Event, LLMSpec, ModelSwitched, Tenancy, WorkspaceSpec
-from broker.contract.interventions import ConversationChanged
-from broker.runtime.errors import UsageError
-from deckhands.client.reading.terminal import counted
+from broker.contract import (
+    ConversationChanged,
+    ConversationCreated,
+    Event,
+    LLMSpec,
+    ModelSwitched,
+    Tenancy,
+    WorkspaceSpec,
+)
+from broker.runtime import UsageError, counted
 
 
 @dataclass(frozen=True, slots=True)

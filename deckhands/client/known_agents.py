@@ -12,14 +12,22 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from broker.contract.events import AgentSpec
-from broker.contract.offered_models import OFFERED_MODELS, ModelTable, check_offered
-from broker.contract.policies import ANALYZERS, BUILT_IN_ANALYZERS, BUILT_IN_MODES, ConfirmationPolicy
-from broker.contract.specs import ACP_AGENT, ACP_PREFIX
-from broker.coordination.membership import Member, members
-from broker.runtime.errors import UsageError
-from broker.store.store import Store
-from broker.tools.plugins import entry_points
+from broker.contract import (
+    ACP_AGENT,
+    ACP_PREFIX,
+    ANALYZERS,
+    BUILT_IN_ANALYZERS,
+    BUILT_IN_MODES,
+    OFFERED_MODELS,
+    AgentSpec,
+    ConfirmationPolicy,
+    ModelTable,
+    check_offered,
+)
+from broker.coordination import Member, members
+from broker.runtime import UsageError
+from broker.store import Store
+from broker.tools import entry_points
 
 ENTRY_POINTS = "deckhands.agents"
 EVERYWHERE = "CodeActAgent"

@@ -10,13 +10,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from broker.contract.specs import WorkspaceSpec
-from broker.coordination.membership import members
-from broker.coordination.placement import find_placement, has_needs, serves_pool, takes_directory
-from broker.runtime.errors import UsageError
-from broker.runtime.settings import BrokerSettings
-from broker.secrets.private_directories import fault, name_fault, private_paths
-from broker.store.store import Store
+from broker.contract import WorkspaceSpec
+from broker.coordination import find_placement, has_needs, members, serves_pool, takes_directory
+from broker.runtime import BrokerSettings, UsageError
+from broker.secrets import fault, name_fault, private_paths
+from broker.store import Store
 
 STARTING_SECONDS, POLL_SECONDS = 3.0, 0.25
 READY_SECONDS = 60.0

@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
-from broker.contract.events import Event
-from broker.contract.interventions import DEFAULT_TIMEOUT_SECONDS
-from broker.contract.timing import MessagePolicy
-from broker.log.live_text import Piece
+from broker.contract import DEFAULT_TIMEOUT_SECONDS, Event, MessagePolicy
+from broker.log import Piece
 from deckhands.client.changing import Change
 from deckhands.client.reading.summary import Summary
 from deckhands.client.reasons.link import Why

@@ -12,15 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from broker.contract import codec
-from broker.contract.codec import decode_any
-from broker.contract.events import Event
-from broker.log.conversations import ConversationRow, Conversations, Progress
-from broker.log.event_log import EventLog
-from broker.log.lost_tails import followed, name_gap
-from broker.log.selection import Selection
-from broker.runtime.errors import CorruptEntry, StoreRefused, UnknownConversation
-from broker.store.store import Store
+from broker.contract import Event, codec, decode_any
+from broker.log import ConversationRow, Conversations, EventLog, Progress, Selection, followed, name_gap
+from broker.runtime import CorruptEntry, StoreRefused, UnknownConversation
+from broker.store import Store
 from deckhands.client.archive.archive import Archive
 from deckhands.client.archive.catalog import ArchivedConversation, described
 from deckhands.client.archive.errors import CorruptArchive

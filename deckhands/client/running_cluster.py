@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from broker.runtime.errors import StoreUnavailable
-from broker.store.store import Store, open_store
+from broker.runtime import StoreUnavailable
+from broker.store import Store, open_store
 from deckhands.client.errors import NoCluster
-from deckhands.cluster.home import Home
+from deckhands.cluster import Home
 from deckhands.settings import FaceSettings
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker.runtime.settings import BrokerSettings
-from broker.secrets.secrets import Secrets, secret_key
-from broker.store.store import Store
+from broker.runtime import BrokerSettings
+from broker.secrets import Secrets, secret_key
+from broker.store import Store
 
 
 def secrets_of(store: Store) -> Secrets:

@@ -10,15 +10,21 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction
-from broker.contract.agent_state import TERMINAL_STATES, AgentState
-from broker.contract.events import AgentSpec, Event, EventSource, ModelSwitched, OperatorActed
-from broker.contract.offered_models import named_models
-from broker.log.append_call import WORK, Condition
-from broker.log.event_log import EventLog
-from broker.log.status import relisted
-from broker.runtime.errors import UnknownConversation, UsageError
-from broker.store.store import Store
+from broker.contract import (
+    TERMINAL_STATES,
+    AgentSpec,
+    AgentState,
+    ChangeAgentStateAction,
+    Event,
+    EventSource,
+    LoopRecoveryAction,
+    ModelSwitched,
+    OperatorActed,
+    named_models,
+)
+from broker.log import WORK, Condition, EventLog, relisted
+from broker.runtime import UnknownConversation, UsageError
+from broker.store import Store
 from deckhands.client.appending import append
 from deckhands.client.beginning import OFFERS_LIMIT_SECONDS
 from deckhands.client.changing import Change, words_in

@@ -40,11 +40,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, Self
 
-from broker.contract.agent_state import TERMINAL_STATES, WAITING_FOR_PERSON_STATES, AgentState
-from broker.contract.events import ConversationCreated, Event
-from broker.log.conversations import Progress
-from broker.log.status import Status
-from broker.runtime.errors import (
+from broker.contract import TERMINAL_STATES, WAITING_FOR_PERSON_STATES, AgentState, ConversationCreated, Event
+from broker.log import Progress, Status
+from broker.runtime import (
     CorruptEntry,
     DeckhandsError,
     EventsLost,

@@ -18,14 +18,26 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from broker.coordination.membership import members
-from broker.runtime.child import EXIT_STORE_REPLACED, EXIT_USAGE, Child, last_lines, rotate
-from broker.runtime.clock import SYSTEM_CLOCK, Clock
-from broker.runtime.environment import BEAT, CONTROLLER, DOOR, JOBS, TOOLS, worker_environment
-from broker.runtime.errors import DeckhandsError, StoreReplaced
-from broker.runtime.settings import joined_paths
-from broker.store.embedded import SPACE_FOR_LOG_BYTES, EmbeddedValkey
-from broker.store.store import Store, open_store
+from broker.coordination import members
+from broker.runtime import (
+    BEAT,
+    CONTROLLER,
+    DOOR,
+    EXIT_STORE_REPLACED,
+    EXIT_USAGE,
+    JOBS,
+    SYSTEM_CLOCK,
+    TOOLS,
+    Child,
+    Clock,
+    DeckhandsError,
+    StoreReplaced,
+    joined_paths,
+    last_lines,
+    rotate,
+    worker_environment,
+)
+from broker.store import SPACE_FOR_LOG_BYTES, EmbeddedValkey, Store, open_store
 from deckhands.cluster.home import disk_full
 
 QUICK_END_SECONDS = 10.0

@@ -10,7 +10,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.runtime.errors import DeckhandsError
+from broker.runtime import DeckhandsError
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
 TASK = "A test of this project fails. Find out why, fix the program, and make sure that all tests pass."

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from broker.runtime.errors import StoreUnavailable, UsageError
-from broker.store.embedded import EmbeddedValkey
+from broker.runtime import StoreUnavailable, UsageError
+from broker.store import EmbeddedValkey
 
 
 class Home:

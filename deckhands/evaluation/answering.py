@@ -18,11 +18,8 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from broker.celery.door_app import make_door_app
-from broker.celery.door_results import TaskResults, is_temporary
-from broker.runtime.clock import SYSTEM_CLOCK
-from broker.runtime.ids import new_key
-from broker.runtime.settings import BrokerSettings
+from broker.celery import TaskResults, is_temporary, make_door_app
+from broker.runtime import SYSTEM_CLOCK, BrokerSettings, new_key
 from deckhands.evaluation.directory import SUMMARY
 
 TASKS = "tasks"

@@ -9,17 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from broker.contract.events import AgentSpec, Limits
-from broker.runtime.errors import UsageError
-from deckhands.client.client import Client
-from deckhands.client.connecting import cluster_client
-from deckhands.client.forking import Point
-from deckhands.client.known_agents import check_command_of
-from deckhands.client.reading.output import note, print_json
-from deckhands.client.reading.summary import ExitCode
-from deckhands.client.reading.terminal import print_text
-from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
-from deckhands.cluster.home import Home, supervising
+from broker.contract import AgentSpec, Limits
+from broker.runtime import UsageError
+from deckhands.client import Client, ExitCode, Point, check_command_of, cluster_client, note, print_json, print_text
+from deckhands.cluster import Cluster, ClusterSpec, Home, supervising
 from deckhands.evaluation.answering import answer
 from deckhands.evaluation.attempts.plan import AT_ONCE, RETRIES, Plan
 from deckhands.evaluation.attempts.record import Record

@@ -11,10 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from broker.contract.actions import MessageAction
-from broker.contract.events import AgentSpec, Event, EventSource, Limits, LLMSpec
-from broker.contract.observations import truncate_content
-from broker.contract.specs import OutputSpec
+from broker.contract import AgentSpec, Event, EventSource, Limits, LLMSpec, MessageAction, OutputSpec, truncate_content
 from deckhands.evaluation.datasets.file_trees import File, Tree
 
 MAX_SCORE = 10

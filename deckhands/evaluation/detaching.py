@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from broker.runtime.errors import OutcomeUnknown, StoreUnavailable, UsageError
+from broker.runtime import OutcomeUnknown, StoreUnavailable, UsageError
 from deckhands.evaluation.attempts.results import BeingWritten, Results
 from deckhands.evaluation.attempts.screen import Screen
 from deckhands.evaluation.attempts.standing import standing_from

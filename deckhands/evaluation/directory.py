@@ -17,9 +17,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from broker.runtime.errors import UsageError
-from broker.runtime.ids import new_conversation_id, new_key
-from deckhands.client.forking import Point
+from broker.runtime import UsageError, new_conversation_id, new_key
+from deckhands.client import Point
 from deckhands.evaluation.attempts.results import read_results
 from deckhands.evaluation.attempts.statistics import summary_of
 from deckhands.evaluation.datasets.dataset import read_dataset

@@ -16,9 +16,9 @@ from typing import Any, ParamSpec, TypeVar
 
 from anyio.from_thread import start_blocking_portal
 
-from broker.contract.events import AgentSpec, Limits
-from broker.runtime.errors import UsageError
-from deckhands.client.tasks.inputs import with_script_here
+from broker.contract import AgentSpec, Limits
+from broker.runtime import UsageError
+from deckhands.client import with_script_here
 from deckhands.evaluation.attempts.record import Record
 from deckhands.evaluation.attempts.results import Results, Row
 from deckhands.evaluation.carrying_out import SCRIPTED, Tuning, evaluate_plan, plan_of

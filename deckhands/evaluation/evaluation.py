@@ -15,20 +15,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from broker.contract.agent_state import AgentState
-from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
-from broker.contract.observations import CmdOutputObservation
-from broker.contract.specs import GoalSpec, Tenancy
-from broker.coordination.workspace_orders import WorkspaceOrders
-from broker.log.conversations import Progress
-from broker.runtime.errors import AdmissionRefused, DeckhandsError, UsageError
-from broker.runtime.ids import jitter
-from deckhands.client.client import Client
-from deckhands.client.forking import Point
-from deckhands.client.tasks.spec import MAX_TITLE
-from deckhands.client.tasks.tasks import conversation_id_of
-from deckhands.client.transfers.packed_files import TooLarge
-from deckhands.client.watcher import UNREADABLE, End, Until
+from broker.contract import (
+    AgentSpec,
+    AgentState,
+    CmdOutputObservation,
+    GoalSpec,
+    Limits,
+    LLMSpec,
+    Tenancy,
+    WorkspaceSpec,
+)
+from broker.coordination import WorkspaceOrders
+from broker.log import Progress
+from broker.runtime import AdmissionRefused, DeckhandsError, UsageError, jitter
+from deckhands.client import MAX_TITLE, UNREADABLE, Client, End, Point, TooLarge, Until, conversation_id_of
 from deckhands.evaluation.answers import answer_in, is_same
 from deckhands.evaluation.attempts.driver import Driver, OnRow, OnStanding
 from deckhands.evaluation.attempts.plan import LABEL

@@ -12,12 +12,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from broker.runtime.errors import OutcomeUnknown, StoreUnavailable, UsageError
-from broker.runtime.ids import is_conversation_id
-from broker.store.embedded import EmbeddedValkey
-from deckhands.client.client import Client
-from deckhands.client.connecting import cluster_client
-from deckhands.cluster.home import Home, Supervised, supervising
+from broker.runtime import OutcomeUnknown, StoreUnavailable, UsageError, is_conversation_id
+from broker.store import EmbeddedValkey
+from deckhands.client import Client, cluster_client
+from deckhands.cluster import Home, Supervised, supervising
 from deckhands.evaluation.directory import ASKED, asked_in
 from deckhands.settings import FaceSettings
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import click
 
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError
 from deckhands.evaluation.attempts.results import OUTCOMES
 from deckhands.evaluation.attempts.steering import Requeue
 from deckhands.evaluation.datasets.instances import Instance

@@ -17,13 +17,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from broker.contract.actions import MessageAction
-from broker.contract.events import ConversationCreated, Event
-from broker.runtime.errors import UsageError
-from deckhands.client.client import Client
-from deckhands.client.connecting import cluster_client
-from deckhands.client.forking import Point
-from deckhands.client.reading.summary import summarize
+from broker.contract import ConversationCreated, Event, MessageAction
+from broker.runtime import UsageError
+from deckhands.client import Client, Point, cluster_client, summarize
 from deckhands.evaluation.attempts.results import Row, read_results
 from deckhands.evaluation.directory import RESULTS, Asked, asked_in
 from deckhands.evaluation.reaching import in_store

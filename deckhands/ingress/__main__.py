@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from broker.celery.door_app import CONCURRENCY, QUEUE
-from broker.celery.worker_main import run_worker
+from broker.celery import CONCURRENCY, QUEUE, run_worker
 
 
 def main() -> None:

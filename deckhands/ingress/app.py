@@ -11,12 +11,8 @@ from typing import Any
 from celery.worker import control
 from celery.worker.control import control_command, inspect_command
 
-from broker.celery.bootstep import add_loop
-from broker.celery.door_app import make_door_app
-from broker.celery.door_results import RUN, TaskResults
-from broker.runtime.errors import DeckhandsError
-from broker.runtime.failpoints import arm
-from broker.runtime.settings import BrokerSettings
+from broker.celery import RUN, TaskResults, add_loop, make_door_app
+from broker.runtime import BrokerSettings, DeckhandsError, arm
 from deckhands.ingress.evaluations import Evaluations
 from deckhands.ingress.runs import MOST_SHOWN
 from deckhands.ingress.service import Door

@@ -14,14 +14,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversation_of
-from broker.runtime.clock import to_millis
-from broker.runtime.ids import jitter
-from broker.runtime.settings import BrokerSettings
-from broker.secrets.secrets import Secrets, SecretsLocked, secret_key
-from broker.store.connection import Argument, texts_by_name
-from broker.store.keys import ShardKeys
-from broker.store.store import Store
+from broker.coordination import CANNOT_BE_READ, Unreadable, conversation_of
+from broker.runtime import BrokerSettings, jitter, to_millis
+from broker.secrets import Secrets, SecretsLocked, secret_key
+from broker.store import Argument, ShardKeys, Store, texts_by_name
 
 CELERY, STREAM = "celery", "stream"
 SHORTEST_LOOK_SECONDS = 0.2

@@ -8,23 +8,24 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from broker.celery.door_results import TaskResults
-from broker.contract.agent_state import AgentState
-from broker.contract.events import Event
-from broker.contract.workspace_sources import UploadedSource
-from broker.coordination.stored_files import content_name
-from broker.log.event_log import EventLog
-from broker.log.expiry import EXPIRED_CODE
-from broker.runtime.errors import OutcomeUnknown, StoreMisconfigured, StoreUnavailable
-from broker.store.connection import texts_by_name
-from broker.store.store import Store
-from deckhands.client.beginning import begin
-from deckhands.client.client import Client
-from deckhands.client.reader import with_words
-from deckhands.client.reading.summary import Summary, Tally, summarize, words_in
-from deckhands.client.tasks.spec import TaskSpec
-from deckhands.client.tasks.tasks import conversation_of_task
-from deckhands.client.watcher import Until
+from broker.celery import TaskResults
+from broker.contract import AgentState, Event, UploadedSource
+from broker.coordination import content_name
+from broker.log import EXPIRED_CODE, EventLog
+from broker.runtime import OutcomeUnknown, StoreMisconfigured, StoreUnavailable
+from broker.store import Store, texts_by_name
+from deckhands.client import (
+    Client,
+    Summary,
+    Tally,
+    TaskSpec,
+    Until,
+    begin,
+    conversation_of_task,
+    summarize,
+    with_words,
+    words_in,
+)
 from deckhands.ingress.callers import CELERY, STREAM, Caller, Callers
 from deckhands.ingress.earlier_results import ARCHIVE
 from deckhands.ingress.failures import failure_of

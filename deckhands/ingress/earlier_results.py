@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from broker.runtime.errors import UsageError
-from deckhands.client.tasks.tasks import MAX_TASK_CHARS
+from broker.runtime import UsageError
+from deckhands.client import MAX_TASK_CHARS
 
 SHOWN_FIELDS = ("conversation_id", "title", "state", "message", "outputs")
 HEADING = "Results of the tasks before this one, as JSON:"

@@ -18,19 +18,27 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from broker.runtime.clock import SYSTEM_CLOCK
-from broker.runtime.errors import UsageError
-from broker.runtime.ids import new_key
-from deckhands.evaluation.answering import TASKS, Asker, answer, waiting_in
-from deckhands.evaluation.attempts.record import PROGRESS
-from deckhands.evaluation.carrying_out import Tuning
-from deckhands.evaluation.datasets.dataset import read_dataset
-from deckhands.evaluation.datasets.instances import SHIPPED, left_out_of
-from deckhands.evaluation.datasets.plugins import installed
-from deckhands.evaluation.datasets.repositories import is_safe
-from deckhands.evaluation.detaching import LOG, detach, is_driven
-from deckhands.evaluation.directory import SUMMARY, Asked, ask
-from deckhands.evaluation.evaluating import ROWS
+from broker.runtime import SYSTEM_CLOCK, UsageError, new_key
+from deckhands.evaluation import (
+    LOG,
+    PROGRESS,
+    ROWS,
+    SHIPPED,
+    SUMMARY,
+    TASKS,
+    Asked,
+    Asker,
+    Tuning,
+    answer,
+    ask,
+    detach,
+    installed,
+    is_driven,
+    is_safe,
+    left_out_of,
+    read_dataset,
+    waiting_in,
+)
 from deckhands.ingress.failures import TaskExpired, raised, refusal
 from deckhands.settings import FaceSettings
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.celery.door_results import TIME_LIMITS
-from broker.contract.agent_state import AgentState
-from broker.runtime.errors import DeckhandsError
-from deckhands.client.reading.summary import ExitCode, Summary
+from broker.celery import TIME_LIMITS
+from broker.contract import AgentState
+from broker.runtime import DeckhandsError
+from deckhands.client import ExitCode, Summary
 
 MAX_REASON_CHARS = 300
 

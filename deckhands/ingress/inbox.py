@@ -26,24 +26,21 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from broker.celery.messages import MAX_DEPTH, is_deeper
-from broker.coordination.producers import GROUP, Producer, Producers, moved, moved_streams, parse_moved_ms
-from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable
-from broker.runtime.clock import to_millis
-from broker.runtime.errors import (
-    AdmissionRefused,
-    DeckhandsError,
-    StoreRefused,
-    UsageError,
+from broker.celery import MAX_DEPTH, is_deeper
+from broker.coordination import (
+    CANNOT_BE_READ,
+    GROUP,
+    Producer,
+    Producers,
+    Unreadable,
+    moved,
+    moved_streams,
+    parse_moved_ms,
 )
-from broker.runtime.failpoints import failpoint
-from broker.runtime.ids import new_token
-from broker.secrets.masking import MASK
-from broker.store.connection import Argument
-from broker.store.group_reader import GroupReader
-from broker.store.keys import INBOX
-from deckhands.client.tasks.spec import MAX_KEY_CHARS, TaskSpec
-from deckhands.client.tasks.tasks import conversation_id_of
+from broker.runtime import AdmissionRefused, DeckhandsError, StoreRefused, UsageError, failpoint, new_token, to_millis
+from broker.secrets import MASK
+from broker.store import INBOX, Argument, GroupReader
+from deckhands.client import MAX_KEY_CHARS, TaskSpec, conversation_id_of
 from deckhands.ingress.callers import STREAM, Caller
 from deckhands.ingress.desk import STORE_FAILS, Desk
 from deckhands.ingress.outcome_watcher import answer_stream

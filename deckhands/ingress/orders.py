@@ -8,19 +8,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from broker.contract.actions import ChangeAgentStateAction, MessageAction
-from broker.contract.agent_state import AgentState
-from broker.contract.events import Event, EventSource
-from broker.contract.timing import MessagePolicy
-from broker.log.append_call import WORK, Condition, message_with
-from broker.runtime.errors import UsageError
-from broker.runtime.ids import check_conversation_id
-from deckhands.client.appending import append
-from deckhands.client.confirmations import answer_to, asked_about
-from deckhands.client.tasks.inputs import id_in
-from deckhands.client.tasks.spec import TaskSpec
-from deckhands.client.tasks.tasks import check_task
-from deckhands.ingress.desk import Desk, conversation_of_task
+from broker.contract import AgentState, ChangeAgentStateAction, Event, EventSource, MessageAction, MessagePolicy
+from broker.log import WORK, Condition, message_with
+from broker.runtime import UsageError, check_conversation_id
+from deckhands.client import TaskSpec, answer_to, append, asked_about, check_task, conversation_of_task, id_in
+from deckhands.ingress.desk import Desk
 from deckhands.ingress.earlier_results import follow
 from deckhands.ingress.failures import TaskExpired
 from deckhands.ingress.runs import refuse_key, timing_of, within

@@ -15,15 +15,11 @@ import json
 import logging
 from contextlib import suppress
 
-from broker.contract.events import Action
-from broker.coordination.producers import Producers
-from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversation_of
-from broker.log.latest_event import find_latest_event
-from broker.runtime.errors import DeckhandsError, StoreRefused
-from broker.runtime.logs import about
-from broker.store.connection import Argument
-from broker.store.group_reader import GroupReader
-from broker.store.keys import ShardKeys
+from broker.contract import Action
+from broker.coordination import CANNOT_BE_READ, Producers, Unreadable, conversation_of
+from broker.log import find_latest_event
+from broker.runtime import DeckhandsError, StoreRefused, about
+from broker.store import Argument, GroupReader, ShardKeys
 from deckhands.ingress.callers import CELERY, STREAM, Caller
 from deckhands.ingress.desk import Desk
 from deckhands.ingress.replies import Replies

@@ -11,11 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from broker.coordination.unreadable import Unreadable
-from broker.runtime.errors import StoreRefused
-from broker.store import keys
-from broker.store.connection import Argument
-from broker.store.store import Store
+from broker.coordination import Unreadable
+from broker.runtime import StoreRefused
+from broker.store import Argument, Store, keys
 
 VERSION = "1"
 KEPT_REPLIES = 100_000

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from broker.runtime.clock import to_millis
-from broker.runtime.errors import UsageError
-from broker.store.store import Store
+from broker.runtime import UsageError, to_millis
+from broker.store import Store
 
 REVOKED_KEPT = timedelta(days=7)
 EARLIEST, LATEST = datetime(1970, 1, 2, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)

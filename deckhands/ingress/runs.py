@@ -22,20 +22,21 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from broker.celery.door_results import HARD_LIMIT, RETRIED, RUN, SOFT_LIMIT, revoked
-from broker.contract.actions import ChangeAgentStateAction
-from broker.contract.agent_state import TERMINAL_STATES, AgentState, is_settled
-from broker.contract.events import Event
-from broker.contract.observations import AgentStateChangedObservation
-from broker.contract.specs import PriorityName
-from broker.contract.timing import Timing
-from broker.runtime.clock import to_millis
-from broker.runtime.errors import AdmissionRefused, UsageError
-from broker.runtime.failpoints import failpoint
-from broker.runtime.ids import new_key
-from deckhands.client.tasks.spec import TaskSpec
+from broker.celery import HARD_LIMIT, RETRIED, RUN, SOFT_LIMIT, revoked
+from broker.contract import (
+    TERMINAL_STATES,
+    AgentState,
+    AgentStateChangedObservation,
+    ChangeAgentStateAction,
+    Event,
+    PriorityName,
+    Timing,
+    is_settled,
+)
+from broker.runtime import AdmissionRefused, UsageError, failpoint, new_key, to_millis
+from deckhands.client import TaskSpec, conversation_of_task
 from deckhands.ingress.callers import CELERY, Caller
-from deckhands.ingress.desk import EXPIRED, REVOKED, SUCCESS, Desk, conversation_of_task
+from deckhands.ingress.desk import EXPIRED, REVOKED, SUCCESS, Desk
 from deckhands.ingress.earlier_results import follow
 from deckhands.ingress.failures import raised, unusable_callback
 

@@ -10,18 +10,11 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from broker.celery.bootstep import cancel_when
-from broker.celery.door_app import QUEUE
-from broker.celery.door_results import TaskResults
-from broker.coordination.heartbeat_thread import HeartbeatThread
-from broker.coordination.membership import Membership
-from broker.coordination.unreadable import Unreadable
-from broker.log.expiry import expire
-from broker.runtime.errors import OwnershipLost, UsageError
-from broker.runtime.failpoints import failpoint
-from broker.runtime.ids import new_worker_id
-from broker.runtime.settings import BrokerSettings
-from broker.store.store import Store, open_store
+from broker.celery import QUEUE, TaskResults, cancel_when
+from broker.coordination import HeartbeatThread, Membership, Unreadable
+from broker.log import expire
+from broker.runtime import BrokerSettings, OwnershipLost, UsageError, failpoint, new_worker_id
+from broker.store import Store, open_store
 from deckhands.ingress.desk import Desk
 from deckhands.ingress.evaluations import Evaluations
 from deckhands.ingress.inbox import Inboxes

@@ -13,12 +13,9 @@ from typing import Any, NoReturn
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
 
-from broker.celery.bootstep import LoopThread
-from broker.celery.door_app import BEGINS, EXPIRES, LIMITS, REFUSED, DoorRequest
-from broker.celery.door_results import KEPT, RETRIED, TaskResults, revoked
-from broker.runtime.clock import SYSTEM_CLOCK
-from broker.runtime.errors import DeckhandsError, UsageError
-from deckhands.evaluation.answering import EVALUATE
+from broker.celery import BEGINS, EXPIRES, KEPT, LIMITS, REFUSED, RETRIED, DoorRequest, LoopThread, TaskResults, revoked
+from broker.runtime import SYSTEM_CLOCK, DeckhandsError, UsageError
+from deckhands.evaluation import EVALUATE
 from deckhands.ingress.evaluations import Evaluations
 from deckhands.ingress.failures import THROWN, TaskExpired, TaskFailure, raised, refusal
 from deckhands.ingress.orders import TAKES

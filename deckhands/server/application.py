@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from broker.runtime.clock import SYSTEM_CLOCK
+from broker.runtime import SYSTEM_CLOCK
 from deckhands.server import (
     cluster,
     conversations,

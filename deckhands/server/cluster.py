@@ -10,14 +10,13 @@ from fastapi import APIRouter, Path, Query
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from broker.coordination.membership import members
-from broker.limits.ledger import Account, Ledger, account_path, experiment_account, tenant_account
-from broker.runtime.errors import DeckhandsError
-from broker.store.connection import texts_by_name
-from broker.tools.tool_offers import ToolOffers
-from deckhands.client.known_agents import table_of
-from deckhands.operations.monitoring.exposition import CONTENT_TYPE
-from deckhands.operations.monitoring.quotas import quotas_of
+from broker.coordination import members
+from broker.limits import Account, Ledger, account_path, experiment_account, tenant_account
+from broker.runtime import DeckhandsError
+from broker.store import texts_by_name
+from broker.tools import ToolOffers
+from deckhands.client import table_of
+from deckhands.operations import CONTENT_TYPE, quotas_of
 from deckhands.server.dependencies import MATCHED, AdminOfAll, GatewayOf, IfMatch, Reader, etag_of
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import MOMENT

@@ -9,24 +9,22 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Query, Request
 from starlette.responses import Response
 
-from broker.contract.agent_state import AgentState
-from broker.contract.offered_models import ModelNotOffered
-from broker.coordination.transfers import NoWorkspace
-from broker.log.append_outcomes import has_appended
-from broker.log.conversations import ConversationRow
-from broker.log.live_text import LiveText
-from broker.log.selection import SCHEDULED, WAITING, Place, Selected, Selection
-from broker.log.status import status_of
-from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
-from broker.runtime.ids import is_conversation_id
-from broker.runtime.tracing import checked_traceparent
-from broker.tools.tool_offers import ToolOffers
-from deckhands.client.client import Client
-from deckhands.client.reader import with_words
-from deckhands.client.reading.summary import summarize
-from deckhands.client.tasks.inputs import id_in, labels_in
-from deckhands.client.tasks.spec import TaskSpec
-from deckhands.client.tasks.tasks import conversation_of_task
+from broker.contract import AgentState, ModelNotOffered
+from broker.coordination import NoWorkspace
+from broker.log import (
+    SCHEDULED,
+    WAITING,
+    ConversationRow,
+    LiveText,
+    Place,
+    Selected,
+    Selection,
+    has_appended,
+    status_of,
+)
+from broker.runtime import DeckhandsError, UnknownConversation, UsageError, checked_traceparent, is_conversation_id
+from broker.tools import ToolOffers
+from deckhands.client import Client, TaskSpec, conversation_of_task, id_in, labels_in, summarize, with_words
 from deckhands.server.dependencies import (
     OFFERS_SECONDS,
     ConversationId,

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, StringConstraints
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
-from broker.runtime.errors import DeckhandsError
+from broker.runtime import DeckhandsError
 from deckhands.server.auth.api_keys import Scope
 from deckhands.server.auth.repeated import Answer, checked_key
 from deckhands.server.gateway import Gateway, Principal

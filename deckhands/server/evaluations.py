@@ -11,10 +11,8 @@ from typing import Annotated, Any, Self
 from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import AwareDatetime, BaseModel, Field
 
-from broker.store.readings import number
-from deckhands.evaluation.attempts.catalog import Catalog, Listed
-from deckhands.evaluation.attempts.results import OUTCOMES, Outcome, Row
-from deckhands.evaluation.attempts.standing import Shown, Standing
+from broker.store import number
+from deckhands.evaluation import OUTCOMES, Catalog, Listed, Outcome, Row, Shown, Standing
 from deckhands.server.dependencies import GatewayOf, Reader
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import ID, MOMENT

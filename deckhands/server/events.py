@@ -6,10 +6,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
 
-from broker.contract.codec import decode_any
-from broker.contract.events import Event
-from broker.runtime.errors import CorruptEntry, UnknownConversation
-from deckhands.client.client import Client
+from broker.contract import Event, decode_any
+from broker.runtime import CorruptEntry, UnknownConversation
+from deckhands.client import Client
 from deckhands.server.conversations import Seen
 from deckhands.server.dependencies import MAX_EVENT_ID, GatewayOf, Reader
 from deckhands.server.models import EVENT, EventPage, chars_in, event_json

@@ -24,8 +24,8 @@ from fastapi.responses import FileResponse
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 
-from broker.log.admission import check
-from deckhands.client.tasks.inputs import id_in
+from broker.log import check
+from deckhands.client import id_in
 from deckhands.server.auth.uploads import KEPT_SECONDS
 from deckhands.server.conversations import Seen, Written
 from deckhands.server.dependencies import GatewayOf, Reader, Writer, own_key

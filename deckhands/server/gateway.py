@@ -12,13 +12,11 @@ from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
 
-from broker.contract.events import OperatorActed
-from broker.runtime.errors import UnknownConversation
-from broker.runtime.ids import is_conversation_id
-from broker.store.connection import texts_by_name
-from broker.store.store import Store
-from deckhands.client.client import Client
-from deckhands.operations.monitoring.exposition import Exposition
+from broker.contract import OperatorActed
+from broker.runtime import UnknownConversation, is_conversation_id
+from broker.store import Store, texts_by_name
+from deckhands.client import Client
+from deckhands.operations import Exposition
 from deckhands.server.auth.api_keys import EVERY_TENANT, ApiKey, ApiKeys, Refused, Scope
 from deckhands.server.auth.operations import Operations
 from deckhands.server.auth.repeated import Repeated

@@ -17,9 +17,8 @@ from urllib.parse import parse_qs, urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from broker.coordination.stored_files import MAX_STORED_FILE_BYTES
-from broker.coordination.transfers import MAX_COPY_BYTES
-from broker.runtime.errors import DeckhandsError
+from broker.coordination import MAX_COPY_BYTES, MAX_STORED_FILE_BYTES
+from broker.runtime import DeckhandsError
 from deckhands.server.auth.api_keys import DEFAULT_BODY_BYTES, Refused
 from deckhands.server.gateway import LOOPBACK_NAMES, Gateway, Principal
 from deckhands.server.problems import Problem, answer_to

@@ -18,8 +18,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from broker.runtime.errors import DeckhandsError, EventsLost, UnknownConversation
-from deckhands.client.errors import NotSettled
+from broker.runtime import DeckhandsError, EventsLost, UnknownConversation
+from deckhands.client import NotSettled
 from deckhands.server.auth.tickets import TICKET_SECONDS
 from deckhands.server.conversations import Seen
 from deckhands.server.dependencies import MAX_EVENT_ID, GatewayOf, Reader

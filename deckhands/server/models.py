@@ -13,18 +13,21 @@ from typing import Annotated, Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator
 
-from broker.contract.events import AgentSpec, Event, Limits
-from broker.contract.interventions import DEFAULT_TIMEOUT_SECONDS, MAX_COMMAND_CHARS, MAX_TIMEOUT_SECONDS
-from broker.contract.labels import Labels
-from broker.contract.policies import PLUGIN_NAME, ConfirmationPolicy
-from broker.contract.timing import MessagePolicy
-from broker.log.conversations import ConversationRow
-from broker.log.selection import Place
-from broker.runtime.errors import UsageError
-from broker.runtime.ids import is_conversation_id
-from deckhands.client.tasks.images import MAX_IMAGES, ImageUrl
-from deckhands.client.tasks.spec import MAX_SECRETS, MAX_TOOLS, TaskSpec
-from deckhands.client.tasks.tasks import MAX_TASK_CHARS
+from broker.contract import (
+    DEFAULT_TIMEOUT_SECONDS,
+    MAX_COMMAND_CHARS,
+    MAX_TIMEOUT_SECONDS,
+    PLUGIN_NAME,
+    AgentSpec,
+    ConfirmationPolicy,
+    Event,
+    Labels,
+    Limits,
+    MessagePolicy,
+)
+from broker.log import ConversationRow, Place
+from broker.runtime import UsageError, is_conversation_id
+from deckhands.client import MAX_IMAGES, MAX_SECRETS, MAX_TASK_CHARS, MAX_TOOLS, ImageUrl, TaskSpec
 from deckhands.server.dependencies import MAX_EVENT_ID, MAX_REASON
 from deckhands.server.openapi.json_body import JsonBody
 

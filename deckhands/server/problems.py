@@ -16,8 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
-from broker.coordination.transfers import NoWorkspace, TransferFailed
-from broker.runtime.errors import (
+from broker.coordination import NoWorkspace, TransferFailed
+from broker.runtime import (
     AdmissionRefused,
     ConversationBusy,
     ConversationMoved,
@@ -29,10 +29,9 @@ from broker.runtime.errors import (
     UnknownConversation,
     UsageError,
 )
-from broker.secrets.secrets import SecretsLocked
-from deckhands.client.errors import IsArchived, IsBeingDeleted, NotStopped
-from deckhands.client.transfers.commands import CommandFailed
-from deckhands.operations.webhooks.book import UnknownWebhook
+from broker.secrets import SecretsLocked
+from deckhands.client import CommandFailed, IsArchived, IsBeingDeleted, NotStopped
+from deckhands.operations import UnknownWebhook
 from deckhands.server.auth.api_keys import Refused, TooManyRequests
 from deckhands.server.auth.repeated import KeyReused
 from deckhands.server.auth.uploads import TooManyUploads

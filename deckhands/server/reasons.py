@@ -7,7 +7,7 @@ from typing import Any, Self
 from fastapi import APIRouter
 from pydantic import AwareDatetime, BaseModel, Field
 
-from deckhands.client.reasons.link import Cause, Link, Why
+from deckhands.client import Cause, Link, Why
 from deckhands.server.auth.api_keys import Scope
 from deckhands.server.conversations import Seen
 from deckhands.server.dependencies import GatewayOf, Reader

@@ -10,11 +10,19 @@ from fastapi import APIRouter, Path
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from broker.contract.offered_models import ModelNotOffered
-from broker.runtime.errors import UsageError
-from deckhands.client.tasks.spec import TaskSpec
-from deckhands.operations.schedules.book import Entry, ScheduleBook, ScheduleCheck
-from deckhands.operations.schedules.schedule import CATCH_UP_SECONDS, LABEL, NAME_PATTERN, Overlap, Schedule
+from broker.contract import ModelNotOffered
+from broker.runtime import UsageError
+from deckhands.client import TaskSpec
+from deckhands.operations import (
+    CATCH_UP_SECONDS,
+    LABEL,
+    NAME_PATTERN,
+    Entry,
+    Overlap,
+    Schedule,
+    ScheduleBook,
+    ScheduleCheck,
+)
 from deckhands.server.dependencies import MATCHED, GatewayOf, IfMatch, OperatorOfAll, Reason, Why, etag_of
 from deckhands.server.models import ID, MOMENT
 from deckhands.server.openapi.json_body import JsonBody

@@ -28,7 +28,7 @@ from h11._receivebuffer import ReceiveBuffer
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError
 from deckhands.server.application import guarded
 from deckhands.server.gateway import Gateway, Refusal, ServerOptions
 

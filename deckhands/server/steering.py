@@ -7,13 +7,10 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from broker.contract.policies import ConfirmationPolicy
-from broker.log.conversations import Conversations
-from broker.runtime.errors import ConversationMoved, UnknownConversation
-from deckhands.client.changing import Change
-from deckhands.client.client import Client
-from deckhands.client.errors import IsArchived
-from deckhands.client.secret_keeping import keep_secrets
+from broker.contract import ConfirmationPolicy
+from broker.log import Conversations
+from broker.runtime import ConversationMoved, UnknownConversation
+from deckhands.client import Change, Client, IsArchived, keep_secrets
 from deckhands.server.conversations import CONFLICT, Acts, Operated, Written, result_of
 from deckhands.server.dependencies import (
     MATCHED,

@@ -13,15 +13,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from broker.contract.actions import AgentFinishAction, MessageAction
-from broker.contract.events import Event, ModelReply
-from broker.log.live_text import LiveText
-from broker.runtime.errors import CorruptEntry, DeckhandsError, OutcomeUnknown, StoreUnavailable
-from broker.runtime.ids import jitter, shortened
-from deckhands.client.client import Client
-from deckhands.client.reader import with_words
-from deckhands.client.reading.summary import Tally
-from deckhands.client.watcher import has_ended
+from broker.contract import AgentFinishAction, Event, MessageAction, ModelReply
+from broker.log import LiveText
+from broker.runtime import CorruptEntry, DeckhandsError, OutcomeUnknown, StoreUnavailable, jitter, shortened
+from deckhands.client import Client, Tally, has_ended, with_words
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import chars_in, event_json
 from deckhands.server.problems import RETRY_SECONDS, Problem, problem_of

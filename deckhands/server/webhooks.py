@@ -11,10 +11,20 @@ from fastapi import APIRouter, Path, Query
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from broker.runtime.settings import BrokerSettings
-from deckhands.operations.webhooks.book import UnknownWebhook, WebhookBook, WebhookCheck
-from deckhands.operations.webhooks.sending import address_of, rules_of
-from deckhands.operations.webhooks.webhook import MAX_CHOSEN, MAX_URL_CHARS, SETTLED, Chosen, Delivery, Webhook
+from broker.runtime import BrokerSettings
+from deckhands.operations import (
+    MAX_CHOSEN,
+    MAX_URL_CHARS,
+    SETTLED,
+    Chosen,
+    Delivery,
+    UnknownWebhook,
+    Webhook,
+    WebhookBook,
+    WebhookCheck,
+    address_of,
+    rules_of,
+)
 from deckhands.server.dependencies import (
     MATCHED,
     GatewayOf,

@@ -12,10 +12,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from broker.contract.events import Observation
-from broker.contract.observations import ErrorObservation
-from broker.contract.plain_json import replace_surrogates, to_plain_json
-from broker.contract.session_events import AcpObservation, AcpPermissionAction, AcpTurnAction
+from broker.contract import (
+    AcpObservation,
+    AcpPermissionAction,
+    AcpTurnAction,
+    ErrorObservation,
+    Observation,
+    replace_surrogates,
+    to_plain_json,
+)
 from tool_worker.tools.tool import HostRequest, Tool
 
 CALL_SECONDS = 120.0

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker.contract.actions import CmdRunAction
-from broker.contract.events import EventSource, Observation
-from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation
+from broker.contract import CmdOutputMetadata, CmdOutputObservation, CmdRunAction, EventSource, Observation
 from tool_worker.tools.tool import HostRequest, Tool
 
 DEFAULT_TIMEOUT_SECONDS = 120.0

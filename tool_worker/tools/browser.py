@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker.contract.browser_events import (
+from broker.contract import (
     BrowseInteractiveAction,
     BrowserOutputObservation,
     BrowseURLAction,
+    ErrorObservation,
     FileDownloadObservation,
+    Observation,
 )
-from broker.contract.events import Observation
-from broker.contract.observations import ErrorObservation
 from tool_worker.tools.bash import DEFAULT_TIMEOUT_SECONDS
 from tool_worker.tools.tool import HostRequest, Tool
 

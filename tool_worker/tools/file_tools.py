@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker.contract.events import Observation
-from broker.contract.file_events import (
+from broker.contract import (
     ApplyPatchAction,
+    ErrorObservation,
     FileEditAction,
     FileEditObservation,
     FileEditSource,
@@ -16,8 +16,8 @@ from broker.contract.file_events import (
     FileReadSource,
     FileWriteAction,
     FileWriteObservation,
+    Observation,
 )
-from broker.contract.observations import ErrorObservation
 from tool_worker.tools.tool import HostRequest, Tool
 
 MAX_KEPT_CHARS = 200_000

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker.contract.events import Observation
-from broker.contract.observations import ErrorObservation
-from broker.contract.session_events import IPythonRunCellAction, IPythonRunCellObservation
+from broker.contract import ErrorObservation, IPythonRunCellAction, IPythonRunCellObservation, Observation
 from tool_worker.tools.bash import DEFAULT_TIMEOUT_SECONDS
 from tool_worker.tools.tool import HostRequest, Tool
 

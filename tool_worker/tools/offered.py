@@ -18,22 +18,20 @@ from typing import Any, cast
 
 from pydantic import BaseModel, TypeAdapter
 
-from broker.contract.events import Observation
-from broker.contract.observations import (
+from broker.contract import (
     ErrorObservation,
+    Observation,
+    OfferedToolAction,
+    OutcomePolicy,
     OutcomeUnknownObservation,
     ToolCallObservation,
+    ToolOffer,
     truncate_content,
 )
-from broker.contract.offered_tools import OfferedToolAction
-from broker.contract.tool_specs import OutcomePolicy, ToolOffer
-from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
-from broker.runtime.environment import find_missing_variable, say_how_to_pass
-from broker.runtime.errors import UsageError
-from broker.secrets.masking import Masker
-from broker.tools.custom_tools import CustomTool, Runner, ToolContext, ToolFailed, as_custom_tool
-from broker.tools.plugins import entry_points
-from broker.tools.tool_failures import ToolFailure
+from broker.coordination import ActionClaimed, ActionReclaimed
+from broker.runtime import UsageError, find_missing_variable, say_how_to_pass
+from broker.secrets import Masker
+from broker.tools import CustomTool, Runner, ToolContext, ToolFailed, ToolFailure, as_custom_tool, entry_points
 from tool_worker.tools.own_thread import in_own_thread
 
 ENTRY_POINTS = "deckhands.tools"

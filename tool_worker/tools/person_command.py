@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker.contract.events import Observation
-from broker.contract.interventions import MAX_TIMEOUT_SECONDS, CommandExecutedObservation, ExecuteCommandAction
-from broker.contract.observations import MAX_COMMAND_OUTPUT_CHARS, CmdOutputMetadata, truncate_content
+from broker.contract import (
+    MAX_COMMAND_OUTPUT_CHARS,
+    MAX_TIMEOUT_SECONDS,
+    CmdOutputMetadata,
+    CommandExecutedObservation,
+    ExecuteCommandAction,
+    Observation,
+    truncate_content,
+)
 from tool_worker.tools.tool import HostRequest, Tool
 
 KILLED = "\n[It was killed after {seconds:g} seconds.]"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tool_worker.tools
-from broker.runtime.modules import import_modules
+from broker.runtime import import_modules
 from tool_worker.tools.tool import Tool
 
 

@@ -9,9 +9,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from broker.contract.events import Observation
-from broker.contract.observations import SurveyObservation
-from broker.contract.skills import (
+from broker.contract import (
     FILE_MARK,
     HOOK_SCRIPT,
     INSTRUCTION_FILES,
@@ -20,8 +18,10 @@ from broker.contract.skills import (
     SCRIPT_MARK,
     SETUP_SCRIPT,
     SKILL_FOLDERS,
+    Observation,
+    SurveyAction,
+    SurveyObservation,
 )
-from broker.contract.workspace_events import SurveyAction
 from tool_worker.tools.tool import HostRequest, Tool
 
 TIMEOUT_SECONDS = 20.0

@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from broker.contract.events import Action, Observation
-from broker.contract.interventions import CommandExecutedObservation
-from broker.contract.observations import ErrorObservation
-from broker.runtime.errors import DeckhandsError
+from broker.contract import Action, CommandExecutedObservation, ErrorObservation, Observation
+from broker.runtime import DeckhandsError
 
 
 @dataclass(frozen=True, slots=True)

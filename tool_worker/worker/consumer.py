@@ -14,34 +14,43 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from broker.celery.bootstep import cancel_when
-from broker.contract.codec import checksum_of
-from broker.coordination.action_streams import ActionDelivery, ActionQueue, ActionReclaimed, ControlDelivery
-from broker.coordination.crash_attribution import CrashAttribution, Turns
-from broker.coordination.heartbeat_thread import HeartbeatThread
-from broker.coordination.membership import Membership
-from broker.coordination.placement import NodeOffer, NotServed
-from broker.coordination.places import Places
-from broker.coordination.stored_files import StoredFiles
-from broker.coordination.transfers import Transfers
-from broker.coordination.unreadable import CANNOT_BE_READ
-from broker.log.event_log import EventLog
-from broker.log.follower import check_remembered
-from broker.log.lost_tails import name_gap
-from broker.runtime.errors import DeckhandsError, EventsLost, OwnershipLost, StoreRefused, UnknownConversation
-from broker.runtime.failpoints import failpoint
-from broker.runtime.ids import new_worker_id
-from broker.runtime.logs import ACTION, CONVERSATION, about
-from broker.runtime.settings import joined_paths
-from broker.secrets.masking import Masker
-from broker.secrets.secrets import Secrets
-from broker.store.store import Store, open_store
-from broker.tools.tool_failures import SANDBOX, ToolFailure, ToolFailures
-from broker.tools.tool_offers import ToolOffers
+from broker.celery import cancel_when
+from broker.contract import checksum_of
+from broker.coordination import (
+    CANNOT_BE_READ,
+    ActionDelivery,
+    ActionQueue,
+    ActionReclaimed,
+    ControlDelivery,
+    CrashAttribution,
+    HeartbeatThread,
+    Membership,
+    NodeOffer,
+    NotServed,
+    Places,
+    StoredFiles,
+    Transfers,
+    Turns,
+)
+from broker.log import EventLog, check_remembered, name_gap
+from broker.runtime import (
+    ACTION,
+    CONVERSATION,
+    DeckhandsError,
+    EventsLost,
+    OwnershipLost,
+    StoreRefused,
+    UnknownConversation,
+    about,
+    failpoint,
+    joined_paths,
+    new_worker_id,
+)
+from broker.secrets import Masker, Secrets
+from broker.store import Store, open_store
+from broker.tools import SANDBOX, ToolFailure, ToolFailures, ToolOffers
 from tool_worker.settings import ToolSettings
-from tool_worker.tools.mcp.launch import SandboxedLaunch
-from tool_worker.tools.mcp.servers import McpServers
-from tool_worker.tools.offered import OfferedTools, found_tools
+from tool_worker.tools import McpServers, OfferedTools, SandboxedLaunch, found_tools
 from tool_worker.worker.executor import Executor
 from tool_worker.worker.finished_workspaces import end_finished
 from tool_worker.worker.node.disk_bounds import DiskBounds
@@ -50,15 +59,19 @@ from tool_worker.worker.node.reaper import Reaper
 from tool_worker.worker.node.usage_bounds import TERMINALS, WATCHERS, UsageBounds
 from tool_worker.worker.placing import MAX_WAITING, WAIT_SECONDS, Placing, offer_of
 from tool_worker.worker.transfer_service import TransferService
-from tool_worker.workspace.bindings import Bindings
-from tool_worker.workspace.checkpoints.checkpoint_store import BASES, Checkpoints
-from tool_worker.workspace.checkpoints.checkpointing import Checkpointing
-from tool_worker.workspace.launch.session_programs import session_programs
-from tool_worker.workspace.node_identity import identity_of, only_here
-from tool_worker.workspace.opening.repositories import sandbox_of_git
-from tool_worker.workspace.opening.workspace_opener import WorkspaceOpener
-from tool_worker.workspace.resource_usage import ResourceUsage
-from tool_worker.workspace.workspaces import Workspaces
+from tool_worker.workspace import (
+    BASES,
+    Bindings,
+    Checkpointing,
+    Checkpoints,
+    ResourceUsage,
+    WorkspaceOpener,
+    Workspaces,
+    identity_of,
+    only_here,
+    sandbox_of_git,
+    session_programs,
+)
 
 READ_AT_ONCE = 8
 

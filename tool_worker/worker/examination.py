@@ -14,19 +14,22 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError
 from tool_worker.errors import SandboxUnavailable
 from tool_worker.host.hardening import MINIMUM_ABI, landlock_version
 from tool_worker.host.sessions.programs import PROGRAMS
-from tool_worker.sandbox.choice import AUTO, CAPABILITIES, sandboxes
-from tool_worker.sandbox.control_groups import ControlGroups
-from tool_worker.sandbox.docker import Containers
-from tool_worker.sandbox.sandbox import Sandbox
-from tool_worker.sandbox.seccomp import system_call_filter
-from tool_worker.sandbox.selftest import run_self_test
+from tool_worker.sandbox import (
+    AUTO,
+    CAPABILITIES,
+    Containers,
+    ControlGroups,
+    Sandbox,
+    run_self_test,
+    sandboxes,
+    system_call_filter,
+)
 from tool_worker.settings import ToolSettings, tool_settings
-from tool_worker.workspace.launch.session_programs import session_programs
-from tool_worker.workspace.node_capacity import NodeCapacity
+from tool_worker.workspace import NodeCapacity, session_programs
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,20 +11,19 @@ from __future__ import annotations
 
 from functools import partial
 
-from broker.coordination.action_streams import (
+from broker.coordination import (
+    NOT_SUSPECTED,
     ActionClaimed,
     ActionDelivery,
     ActionReclaimed,
     ClaimOutcome,
     ControlDelivery,
+    CrashAttribution,
+    Figures,
 )
-from broker.coordination.crash_attribution import NOT_SUSPECTED, CrashAttribution
-from broker.coordination.figures import Figures
-from broker.log.event_log import EventLog
-from broker.runtime.chain import make_chain
-from broker.runtime.errors import DeckhandsError
-from broker.runtime.tracing import Tracing, open_tracing
-from tool_worker.tools.offered import OfferedTools
+from broker.log import EventLog
+from broker.runtime import DeckhandsError, Tracing, make_chain, open_tracing
+from tool_worker.tools import OfferedTools
 from tool_worker.worker.node.quota import Quota
 from tool_worker.worker.node.usage_bounds import UsageBounds
 from tool_worker.worker.steps.action_run import ActionRun
@@ -40,9 +39,7 @@ from tool_worker.worker.steps.spans import Spans
 from tool_worker.worker.steps.stop_orders import StopOrders
 from tool_worker.worker.steps.workspace import fill_workspace, open_workspace, recover_workspace
 from tool_worker.worker.transfer_service import TransferService
-from tool_worker.workspace.checkpoints.checkpointing import Checkpointing
-from tool_worker.workspace.opening.workspace_opener import WorkspaceOpener
-from tool_worker.workspace.workspaces import Workspaces
+from tool_worker.workspace import Checkpointing, WorkspaceOpener, Workspaces
 
 
 class Executor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from hashlib import sha256
 
-from broker.contract.events import Action
+from broker.contract import Action
 
 NOT_CONTENT = frozenset({"timestamp", "source", "thought", "tool_call_metadata", "traceparent"})
 """When it was decided, by whom and in which words."""

@@ -10,13 +10,11 @@ import asyncio
 import logging
 from pathlib import Path
 
-from broker.contract.agent_state import TERMINAL_STATES
-from broker.log.conversations import Conversations
-from broker.runtime.errors import DeckhandsError, UnknownConversation
-from broker.store.store import Store
-from tool_worker.workspace.launch.host_folder import HostFolder
-from tool_worker.workspace.node_capacity import retire
-from tool_worker.workspace.workspaces import Workspaces
+from broker.contract import TERMINAL_STATES
+from broker.log import Conversations
+from broker.runtime import DeckhandsError, UnknownConversation
+from broker.store import Store
+from tool_worker.workspace import HostFolder, Workspaces, retire
 
 LIMIT_SECONDS = 2.0
 AT_ONCE = 16

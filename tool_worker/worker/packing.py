@@ -16,11 +16,9 @@ from typing import IO, cast
 
 import zstandard
 
-from broker.coordination.transfers import MAX_COPY_BYTES, MAX_COPY_FILES, FileEntry, TransferAnswer, TransferRequest
+from broker.coordination import MAX_COPY_BYTES, MAX_COPY_FILES, FileEntry, TransferAnswer, TransferRequest
 from tool_worker.errors import FileUnfit, WorkspaceTooLarge
-from tool_worker.workspace.files.file_tree import FILE, LINK, SPECIAL_BITS, Entry, TreeLimits, entries, listed
-from tool_worker.workspace.files.openat2_paths import Directory
-from tool_worker.workspace.files.unpacking import Unpacking
+from tool_worker.workspace import FILE, LINK, SPECIAL_BITS, Directory, Entry, TreeLimits, Unpacking, entries, listed
 
 LIMITS = TreeLimits(files=MAX_COPY_FILES, bytes=MAX_COPY_BYTES)
 """The limits of one transfer, unpacked."""

@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from zlib import crc32
 
-from broker.coordination.action_streams import ActionDelivery
-from broker.coordination.placement import NodeOffer, NotServed, find_placement, has_needs
-from broker.store.store import Store
-from tool_worker.sandbox.choice import sandboxes
-from tool_worker.sandbox.docker import DockerSandbox
+from broker.coordination import ActionDelivery, NodeOffer, NotServed, find_placement, has_needs
+from broker.store import Store
+from tool_worker.sandbox import DockerSandbox, sandboxes
 from tool_worker.settings import ToolSettings
 
 WAIT_SECONDS = 30.0

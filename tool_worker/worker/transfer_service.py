@@ -16,19 +16,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
-from broker.coordination.stored_files import MAX_STORED_FILE_BYTES
-from broker.coordination.transfers import TransferAnswer, TransferRequest, Transfers
-from broker.runtime.clock import SystemClock
-from broker.runtime.errors import DeckhandsError, OutcomeUnknown, StoreUnavailable
+from broker.coordination import MAX_STORED_FILE_BYTES, TransferAnswer, TransferRequest, Transfers
+from broker.runtime import DeckhandsError, OutcomeUnknown, StoreUnavailable, SystemClock
 from tool_worker.errors import SourceUnusable, WorkspaceLost
-from tool_worker.sandbox.sandbox import Sandbox
+from tool_worker.sandbox import Sandbox
 from tool_worker.worker.packing import listing, pack, unpack
 from tool_worker.worker.transfer_spools import TransferSpools
-from tool_worker.workspace.bindings import Bindings
-from tool_worker.workspace.checkpoints.checkpointing import Checkpointing
-from tool_worker.workspace.launch.host_folder import HostFolder
-from tool_worker.workspace.opening.changes import Changes, Patch
-from tool_worker.workspace.opening.repositories import Repositories, require_git
+from tool_worker.workspace import Bindings, Changes, Checkpointing, HostFolder, Patch, Repositories, require_git
 
 MAX_NAMES_LEFT_OUT, MAX_NAME_CHARS = 1_000, 300
 _log = logging.getLogger(__name__)

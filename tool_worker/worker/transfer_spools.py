@@ -17,8 +17,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, cast
 
-from broker.coordination.transfers import MAX_COPY_BYTES, PART_BYTES
-from broker.runtime.clock import Clock
+from broker.coordination import MAX_COPY_BYTES, PART_BYTES
+from broker.runtime import Clock
 from tool_worker.errors import FileUnfit, WorkspaceTooLarge
 
 PREFIX = ".transfer-"

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from broker.runtime.ids import is_conversation_id
-from broker.secrets.private_directories import Mounts
+from broker.runtime import is_conversation_id
+from broker.secrets import Mounts
 from tool_worker.errors import WorkspaceLost, WorkspaceRefused
 from tool_worker.workspace.files.openat2_paths import Directory
 from tool_worker.workspace.launch.binding import Binding

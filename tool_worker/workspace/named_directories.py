@@ -17,7 +17,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from broker.secrets.private_directories import fault, name_fault
+from broker.secrets import fault, name_fault
 from tool_worker.errors import WorkspaceLost, WorkspaceRefused
 from tool_worker.workspace.files.openat2_paths import Directory
 

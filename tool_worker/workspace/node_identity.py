@@ -16,11 +16,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from broker.coordination.membership import HEARTBEAT_SECONDS, Member, members
-from broker.runtime.errors import UsageError
-from broker.runtime.ids import new_key
-from broker.runtime.settings import HEARTBEAT_TTL_SECONDS
-from broker.store.store import Store
+from broker.coordination import HEARTBEAT_SECONDS, Member, members
+from broker.runtime import HEARTBEAT_TTL_SECONDS, UsageError, new_key
+from broker.store import Store
 
 FOLDER = ".node"
 PATIENCE_SECONDS = 3 * HEARTBEAT_TTL_SECONDS

@@ -18,14 +18,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from broker.contract.specs import WorkspaceSpec
-from broker.runtime.ids import check_conversation_id
+from broker.contract import WorkspaceSpec
+from broker.runtime import check_conversation_id
 from tool_worker.completion import to_completion
 from tool_worker.errors import HostLost, WorkspaceUnavailable
-from tool_worker.sandbox.choice import AUTO
-from tool_worker.sandbox.control_groups import ControlGroups
-from tool_worker.sandbox.docker import Containers
-from tool_worker.sandbox.sandbox import ResourceLimits, Sandbox
+from tool_worker.sandbox import AUTO, Containers, ControlGroups, ResourceLimits, Sandbox
 from tool_worker.workspace.bindings import Bindings
 from tool_worker.workspace.files.openat2_paths import Directory
 from tool_worker.workspace.launch.binding import MOUNT_AT, Binding

@@ -14,12 +14,22 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from broker.contract.actions import AgentFinishAction, CmdRunAction, MessageAction
-from broker.contract.agent_state import AgentState
-from broker.contract.events import Action, Event, EventSource, Observation
-from broker.contract.observations import CmdOutputObservation, FinishRefusedObservation, FinishVerdictObservation
-from broker.contract.specs import GoalSpec, OutputSpec
-from broker.tools.output_schema import problems_of
+from broker.contract import (
+    Action,
+    AgentFinishAction,
+    AgentState,
+    CmdOutputObservation,
+    CmdRunAction,
+    Event,
+    EventSource,
+    FinishRefusedObservation,
+    FinishVerdictObservation,
+    GoalSpec,
+    MessageAction,
+    Observation,
+    OutputSpec,
+)
+from broker.tools import problems_of
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.concerns.limits import cost_limit_reached

@@ -19,11 +19,16 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from broker.contract.actions import ChangeAgentStateAction, RiskyAction
-from broker.contract.agent_state import AgentState
-from broker.contract.events import ConfirmationStatus, Event
-from broker.contract.observations import AgentStateChangedObservation, UserRejectObservation
-from broker.log.status import ANSWERS
+from broker.contract import (
+    AgentState,
+    AgentStateChangedObservation,
+    ChangeAgentStateAction,
+    ConfirmationStatus,
+    Event,
+    RiskyAction,
+    UserRejectObservation,
+)
+from broker.log import ANSWERS
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.effects import Append, CarryOut, Effect

@@ -20,17 +20,21 @@ from datetime import datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from broker.contract import codec
-from broker.contract.actions import AgentDelegateAction
-from broker.contract.agent_state import AgentState
-from broker.contract.double_texting import InterruptedObservation, RolledBackObservation
-from broker.contract.events import DelegateEnded, EventSource, Observation, ToolCallMetadata
-from broker.contract.observations import (
+from broker.contract import (
+    AgentDelegateAction,
     AgentDelegateObservation,
+    AgentState,
     AgentStateChangedObservation,
+    DelegateEnded,
     ErrorObservation,
     EventsLostObservation,
+    EventSource,
+    InterruptedObservation,
+    Observation,
+    RolledBackObservation,
     SuccessObservation,
+    ToolCallMetadata,
+    codec,
 )
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.concerns.limits import steps_used, tokens_used

@@ -16,11 +16,19 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from broker.contract.actions import ChangeAgentStateAction, MessageAction
-from broker.contract.agent_state import TERMINAL_STATES, AgentState, is_settled
-from broker.contract.double_texting import TAKEN_BACK, InterruptedObservation, RolledBackObservation
-from broker.contract.events import ConversationCreated, Event
-from broker.contract.observations import AgentStateChangedObservation
+from broker.contract import (
+    TAKEN_BACK,
+    TERMINAL_STATES,
+    AgentState,
+    AgentStateChangedObservation,
+    ChangeAgentStateAction,
+    ConversationCreated,
+    Event,
+    InterruptedObservation,
+    MessageAction,
+    RolledBackObservation,
+    is_settled,
+)
 from controller_worker.core.announcement import not_executed
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.concerns import start

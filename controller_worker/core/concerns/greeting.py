@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from broker.contract.actions import SystemMessageAction
-from broker.contract.interventions import ConversationChanged
-from broker.contract.task_list import PlanAcceptedObservation
+from broker.contract import ConversationChanged, PlanAcceptedObservation, SystemMessageAction
 from controller_worker.core.concern import Concern
 from controller_worker.core.concerns.planning import is_handed_over
 from controller_worker.core.concerns.setup import agent_after

@@ -10,13 +10,20 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from broker.contract.actions import MessageAction
-from broker.contract.agent_state import AgentState
-from broker.contract.events import Event, ModelReply
-from broker.contract.notes import Note, recalled_notes
-from broker.contract.observations import AgentStateChangedObservation, NullObservation
-from broker.contract.recall import RecallAction, RecallType
-from broker.contract.skills import NO_SKILLS, SkillFiles
+from broker.contract import (
+    NO_SKILLS,
+    AgentState,
+    AgentStateChangedObservation,
+    Event,
+    MessageAction,
+    ModelReply,
+    Note,
+    NullObservation,
+    RecallAction,
+    RecallType,
+    SkillFiles,
+    recalled_notes,
+)
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.concerns.confirmation import answered_otherwise
 from controller_worker.core.effects import Append, Effect, Recall, Rest

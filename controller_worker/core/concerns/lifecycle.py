@@ -13,11 +13,21 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from broker.contract.actions import AgentFinishAction, AgentRejectAction, ChangeAgentStateAction, MessageAction
-from broker.contract.agent_state import TERMINAL_STATES, AgentState
-from broker.contract.events import Event, ModelCallFailed, ModelReply, Observation
-from broker.contract.observations import AgentStateChangedObservation, LoopDetectionObservation
-from broker.log.status import ANSWERS, REQUESTABLE_STATES
+from broker.contract import (
+    TERMINAL_STATES,
+    AgentFinishAction,
+    AgentRejectAction,
+    AgentState,
+    AgentStateChangedObservation,
+    ChangeAgentStateAction,
+    Event,
+    LoopDetectionObservation,
+    MessageAction,
+    ModelCallFailed,
+    ModelReply,
+    Observation,
+)
+from broker.log import ANSWERS, REQUESTABLE_STATES
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.concerns import acceptance, delegation, opening

@@ -12,10 +12,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from broker.contract.agent_state import AgentState
-from broker.contract.events import ConversationCreated, DelegateEnded, Event, ModelReply
-from broker.contract.interventions import ConversationChanged
-from broker.contract.observations import AgentStateChangedObservation
+from broker.contract import (
+    AgentState,
+    AgentStateChangedObservation,
+    ConversationChanged,
+    ConversationCreated,
+    DelegateEnded,
+    Event,
+    ModelReply,
+)
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.effects import Effect

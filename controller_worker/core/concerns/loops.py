@@ -11,19 +11,26 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from broker.contract.actions import CondensationAction, LoopRecoveryAction, MessageAction
-from broker.contract.agent_state import AgentState
-from broker.contract.double_texting import InterruptedObservation
-from broker.contract.events import Action, Event, ModelReply, ModelSwitched, Observation
-from broker.contract.observations import (
+from broker.contract import (
+    STUCK_CODE,
+    Action,
+    AgentState,
     AgentStateChangedObservation,
+    CondensationAction,
     ErrorObservation,
+    Event,
     EventsLostObservation,
     FinishRefusedObservation,
     FinishVerdictObservation,
+    InterruptedObservation,
     LoopDetectionObservation,
+    LoopRecoveryAction,
+    LoopResponse,
+    MessageAction,
+    ModelReply,
+    ModelSwitched,
+    Observation,
 )
-from broker.contract.policies import STUCK_CODE, LoopResponse
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.concerns.confirmation import answered_otherwise

@@ -17,18 +17,22 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from broker.contract.actions import (
+from broker.contract import (
+    AgentState,
+    AgentStateChangedObservation,
     ChangeAgentStateAction,
     CondensationRequestAction,
+    Event,
+    InterruptedObservation,
     LoopRecoveryAction,
     MessageAction,
+    ModelCallAdmitted,
+    ModelCallDeferred,
+    ModelCallFailed,
+    ModelReply,
+    handles_requests,
 )
-from broker.contract.agent_state import AgentState
-from broker.contract.condenser_specs import handles_requests
-from broker.contract.double_texting import InterruptedObservation
-from broker.contract.events import Event, ModelCallAdmitted, ModelCallDeferred, ModelCallFailed, ModelReply
-from broker.contract.observations import AgentStateChangedObservation
-from broker.log.wait_reasons import WaitReason
+from broker.log import WaitReason
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.concerns.acceptance import wants_verdict

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from broker.contract.events import Observation
-from broker.contract.notes import NoteAction
+from broker.contract import NoteAction, Observation
 from controller_worker.core.concern import Concern
 from controller_worker.core.effects import Effect, TakeNote
 from controller_worker.core.pending import PendingAction

@@ -13,11 +13,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from broker.contract.actions import ChangeAgentStateAction, MessageAction
-from broker.contract.agent_state import AgentState
-from broker.contract.events import Action, Event, EventSource, Observation
-from broker.contract.observations import OutcomeUnknownObservation
-from broker.contract.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
+from broker.contract import (
+    Action,
+    AgentState,
+    ChangeAgentStateAction,
+    Event,
+    EventSource,
+    MessageAction,
+    Observation,
+    OpenWorkspaceAction,
+    OutcomeUnknownObservation,
+    WorkspaceFailedObservation,
+    WorkspaceOpenedObservation,
+)
 from controller_worker.core.concern import Concern
 from controller_worker.core.effects import Append, AwaitTools, Effect
 from controller_worker.core.requests import asks_to_run

@@ -13,9 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from broker.contract.events import AgentSpec, Observation
-from broker.contract.specs import PlanSpec
-from broker.contract.task_list import PlanAcceptedObservation, PlanAction, TaskItem, TaskTrackingAction
+from broker.contract import (
+    AgentSpec,
+    Observation,
+    PlanAcceptedObservation,
+    PlanAction,
+    PlanSpec,
+    TaskItem,
+    TaskTrackingAction,
+)
 from controller_worker.core.concern import Concern
 from controller_worker.core.effects import Append
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from broker.contract.agent_pairs import legacy_of, sdk_of
-from broker.contract.events import (
+from broker.contract import (
     AgentSpec,
+    ConversationChanged,
     ConversationCreated,
     Limits,
     ModelSwitched,
     Parent,
+    PlanAcceptedObservation,
     Tenancy,
     WorkspaceSpec,
+    legacy_of,
+    sdk_of,
 )
-from broker.contract.interventions import ConversationChanged
-from broker.contract.task_list import PlanAcceptedObservation
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.concerns.planning import executor_of, is_handed_over
 

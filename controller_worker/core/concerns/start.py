@@ -13,10 +13,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from broker.contract.actions import ChangeAgentStateAction, MessageAction
-from broker.contract.agent_state import TERMINAL_STATES, AgentState
-from broker.contract.events import ConversationBegun, ConversationCreated
-from broker.contract.observations import AgentStateChangedObservation
+from broker.contract import (
+    TERMINAL_STATES,
+    AgentState,
+    AgentStateChangedObservation,
+    ChangeAgentStateAction,
+    ConversationBegun,
+    ConversationCreated,
+    MessageAction,
+)
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.effects import AwaitStart, Effect, Rest

@@ -20,20 +20,23 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from broker.contract.actions import CmdRunAction
-from broker.contract.agent_state import AgentState
-from broker.contract.events import Action, EventSource, Observation
-from broker.contract.observations import OutcomeUnknownObservation, SurveyObservation
-from broker.contract.skills import (
+from broker.contract import (
     FILE_MARK,
     HOOK_SCRIPT,
     NO_SKILLS,
     SETUP_SCRIPT,
+    Action,
+    AgentState,
+    CmdRunAction,
+    EventSource,
+    Observation,
+    OutcomeUnknownObservation,
     SkillFiles,
     SkillReader,
+    SurveyAction,
+    SurveyObservation,
     skills_of,
 )
-from broker.contract.workspace_events import SurveyAction
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.effects import Append, AwaitTools, Effect
 

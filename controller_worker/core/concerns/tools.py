@@ -9,14 +9,17 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from broker.contract.agent_state import AgentState
-from broker.contract.events import Action, ConfirmationStatus, EventSource, Observation
-from broker.contract.observations import (
+from broker.contract import (
+    Action,
+    AgentState,
     AgentStateChangedObservation,
+    ConfirmationStatus,
     EventsLostObservation,
+    EventSource,
     FinishRefusedObservation,
     FinishVerdictObservation,
     LoopDetectionObservation,
+    Observation,
 )
 from controller_worker.core.concern import Concern
 from controller_worker.core.concerns import acceptance, opening, planning, survey

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker.runtime.errors import DeckhandsError
-from controller_worker.providers.errors import (
+from broker.runtime import DeckhandsError
+from controller_worker.providers import (
     AuthenticationError,
     BadRequestError,
     ContextWindowError,
@@ -36,8 +36,9 @@ from controller_worker.providers.errors import (
     OutOfCreditsError,
     RateLimitError,
     ServiceUnavailableError,
+    class_of_text,
+    is_overflow,
 )
-from controller_worker.providers.wires.provider_texts import class_of_text, is_overflow
 
 BY_NAME: Mapping[str, type[ModelError]] = {
     "authentication_failed": AuthenticationError,

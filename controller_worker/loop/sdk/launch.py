@@ -81,5 +81,6 @@ def _packages() -> Iterator[str]:
         if not any(place != other and place.is_relative_to(other) for other in kept):
             yield from ("--ro-bind", str(place), str(place))
     if not any(_OWN.is_relative_to(place) for place in (*kept, Path("/usr"))):
-        for place in (_OWN.parents[1] / "__init__.py", _OWN.parent / "__init__.py", _OWN):
+        face = _OWN.parent / "__init__.py"
+        for place in (_OWN.parents[1] / "__init__.py", face, face.with_suffix(".pyi"), _OWN):
             yield from ("--ro-bind", str(place), str(place))

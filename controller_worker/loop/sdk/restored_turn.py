@@ -13,12 +13,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from broker.contract.actions import MessageAction
-from broker.contract.events import Event, EventSource, ModelReply, Observation
-from broker.contract.interventions import ConversationChanged
-from broker.contract.observations import ErrorObservation
-from broker.contract.task_list import PlanAcceptedObservation
-from broker.contract.tool_arguments import json_in
+from broker.contract import (
+    ConversationChanged,
+    ErrorObservation,
+    Event,
+    EventSource,
+    MessageAction,
+    ModelReply,
+    Observation,
+    PlanAcceptedObservation,
+    json_in,
+)
 
 MAX_RESTORED = 20
 """Replies that a fresh program is given again."""

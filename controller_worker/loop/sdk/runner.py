@@ -17,8 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from broker.runtime.child import Child
-from broker.runtime.failpoints import failpoint
+from broker.runtime import Child, failpoint
 from controller_worker.loop.sdk.launch import ENVIRONMENT, command_of
 
 MAX_LINE_BYTES = 2**20

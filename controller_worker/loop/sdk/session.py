@@ -17,20 +17,23 @@ import logging
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 
-from broker.contract.actions import MessageAction
-from broker.contract.double_texting import RolledBackObservation, taken_back
-from broker.contract.events import Event, EventSource, ModelCallFailed, ModelReply, Observation
-from broker.contract.interventions import ConversationChanged
-from broker.contract.plain_json import replace_surrogates
-from broker.contract.specs import SdkSpec
-from broker.log.event_log import EventLog
-from broker.runtime.errors import DeckhandsError
-from broker.runtime.failpoints import failpoint
-from broker.runtime.ids import new_token
-from controller_worker.agents.agent import Agent
-from controller_worker.core.effects import Append, CallModel
-from controller_worker.core.failures import last_error_of
-from controller_worker.core.state import State
+from broker.contract import (
+    ConversationChanged,
+    Event,
+    EventSource,
+    MessageAction,
+    ModelCallFailed,
+    ModelReply,
+    Observation,
+    RolledBackObservation,
+    SdkSpec,
+    replace_surrogates,
+    taken_back,
+)
+from broker.log import EventLog
+from broker.runtime import DeckhandsError, failpoint, new_token
+from controller_worker.agents import Agent
+from controller_worker.core import Append, CallModel, State, last_error_of
 from controller_worker.loop.sdk.failures import sdk_error
 from controller_worker.loop.sdk.restored_turn import (
     BEGIN,

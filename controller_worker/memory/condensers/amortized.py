@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from broker.contract.actions import CondensationAction
-from broker.contract.condenser_specs import AmortizedForgettingCondenserSpec
+from broker.contract import AmortizedForgettingCondenserSpec, CondensationAction
 from controller_worker.memory.condensers.condenser import forgetting
 from controller_worker.memory.condensers.rolling import should_condense, target_size, to_forget
 from controller_worker.memory.view import View

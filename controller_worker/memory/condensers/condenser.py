@@ -11,11 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from broker.contract.actions import CondensationAction
-from broker.contract.events import Event, LLMSpec, ModelReply, Observation
-from broker.contract.tool_specs import ToolSpec
+from broker.contract import CondensationAction, Event, LLMSpec, ModelReply, Observation, ToolSpec
 from controller_worker.memory.view import View
-from controller_worker.providers.messages.messages import Message
+from controller_worker.providers import Message
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,17 @@ Holds: the system message, the task and what was recalled about it stay.
 
 from __future__ import annotations
 
-from broker.contract.actions import CondensationAction, MessageAction, SystemMessageAction
-from broker.contract.condenser_specs import ConversationWindowCondenserSpec
-from broker.contract.events import Event, EventSource, Observation
-from broker.contract.recall import RecallAction, RecallObservation
+from broker.contract import (
+    CondensationAction,
+    ConversationWindowCondenserSpec,
+    Event,
+    EventSource,
+    MessageAction,
+    Observation,
+    RecallAction,
+    RecallObservation,
+    SystemMessageAction,
+)
 from controller_worker.memory.condensers.condenser import forgetting, with_results
 from controller_worker.memory.view import View
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from broker.contract.actions import MessageAction
-from broker.contract.events import Event, Observation
-from broker.contract.observations import truncate_content
+from broker.contract import Event, MessageAction, Observation, truncate_content
 
 _LEFT_OUT = {"kind", "timestamp", "source", "cause", "tool_call_metadata", "blobs", "security_risk", "traceparent"}
 

@@ -9,15 +9,12 @@ from __future__ import annotations
 import json
 from functools import partial
 
-from broker.contract.actions import CondensationAction
-from broker.contract.condenser_specs import LLMAttentionCondenserSpec
-from broker.contract.events import ModelReply
-from broker.contract.tool_specs import ToolSpec
+from broker.contract import CondensationAction, LLMAttentionCondenserSpec, ModelReply, ToolSpec
 from controller_worker.memory.condensers.condenser import Condensed, Inquiry, forgetting
 from controller_worker.memory.condensers.event_text import event_blocks
 from controller_worker.memory.condensers.rolling import event_chars, should_condense, target_size
 from controller_worker.memory.view import View
-from controller_worker.providers.messages.messages import Message, TextPart
+from controller_worker.providers import Message, TextPart
 
 INSTRUCTIONS = """\
 An agent has worked on a task for so long that only part of its history can be kept. Below is the history, event by \

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from broker.contract.actions import CondensationAction
-from broker.contract.condenser_specs import LLMSummarizingCondenserSpec
-from broker.contract.events import Event, ModelReply
+from broker.contract import CondensationAction, Event, LLMSummarizingCondenserSpec, ModelReply
 from controller_worker.memory.condensers.condenser import Condensed, forgetting
 from controller_worker.memory.condensers.rolling import previous_summary
 from controller_worker.memory.condensers.summary_request import summary_of_forgotten

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from broker.contract.browser_events import BrowserOutputObservation
-from broker.contract.condenser_specs import BrowserOutputCondenserSpec, ObservationMaskingCondenserSpec
-from broker.contract.events import Event, Observation
-from broker.contract.observations import AgentCondensationObservation
+from broker.contract import (
+    AgentCondensationObservation,
+    BrowserOutputCondenserSpec,
+    BrowserOutputObservation,
+    Event,
+    Observation,
+    ObservationMaskingCondenserSpec,
+)
 from controller_worker.memory.view import View
 
 MASK = "<MASKED>"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.contract.condenser_specs import NoOpCondenserSpec
+from broker.contract import NoOpCondenserSpec
 from controller_worker.memory.view import View
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from broker.contract.condenser_specs import RecentEventsCondenserSpec
+from broker.contract import RecentEventsCondenserSpec
 from controller_worker.memory.view import View
 
 

@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import controller_worker.memory.condensers
-from broker.contract.condenser_specs import CondenserPipelineSpec, CondenserSpec
-from broker.runtime.errors import UsageError
-from broker.runtime.modules import classes_in
-from broker.tools.plugins import entry_points
+from broker.contract import CondenserPipelineSpec, CondenserSpec
+from broker.runtime import UsageError, classes_in
+from broker.tools import entry_points
 from controller_worker.memory.condensers.condenser import Condenser
 from controller_worker.memory.condensers.pipeline import CondenserPipeline
 

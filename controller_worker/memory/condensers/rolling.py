@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker.contract.condenser_specs import RollingCondenserSpec
-from broker.contract.events import Event
-from broker.contract.observations import AgentCondensationObservation
+from broker.contract import AgentCondensationObservation, Event, RollingCondenserSpec
 from controller_worker.memory.condensers.condenser import with_results
 from controller_worker.memory.view import View
 

@@ -10,10 +10,7 @@ import json
 from collections.abc import Mapping
 from functools import partial
 
-from broker.contract.actions import CondensationAction
-from broker.contract.condenser_specs import StructuredSummaryCondenserSpec
-from broker.contract.events import Event, ModelReply
-from broker.contract.tool_specs import ToolSpec
+from broker.contract import CondensationAction, Event, ModelReply, StructuredSummaryCondenserSpec, ToolSpec
 from controller_worker.memory.condensers.condenser import Condensed, forgetting
 from controller_worker.memory.condensers.summary_request import summary_of_forgotten
 from controller_worker.memory.view import View

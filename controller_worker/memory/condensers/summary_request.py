@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker.contract.actions import CondensationAction
-from broker.contract.condenser_specs import AskingCondenserSpec
-from broker.contract.events import Event, ModelReply
-from broker.contract.tool_specs import ToolSpec
+from broker.contract import AskingCondenserSpec, CondensationAction, Event, ModelReply, ToolSpec
 from controller_worker.memory.condensers.condenser import Condensed, Inquiry, forgetting
 from controller_worker.memory.condensers.event_text import event_blocks
 from controller_worker.memory.condensers.rolling import (
@@ -18,7 +15,7 @@ from controller_worker.memory.condensers.rolling import (
     to_forget,
 )
 from controller_worker.memory.view import View
-from controller_worker.providers.messages.messages import Message, TextPart
+from controller_worker.providers import Message, TextPart
 
 
 def summary_of_forgotten(

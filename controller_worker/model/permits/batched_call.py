@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.contract.events import LLMSpec
-from broker.limits.batches import Batches, CallStands
-from broker.limits.governor import Priority
-from controller_worker.core.effects import CallModel
-from controller_worker.providers.batching import CallBatched, lane_of, reply_from
-from controller_worker.providers.config import LLMConfig
-from controller_worker.providers.llm import ModelRequest
+from broker.contract import LLMSpec, Priority
+from broker.limits import Batches, CallStands
+from controller_worker.core import CallModel
+from controller_worker.providers import CallBatched, LLMConfig, ModelRequest, lane_of, reply_from
 
 
 def is_batched(config: LLMConfig | None, request: ModelRequest, priority: Priority) -> bool:

@@ -6,11 +6,9 @@ parent has no budget above it and costs nothing here.
 
 from __future__ import annotations
 
-from broker.contract.events import ModelCallDeferred
-from broker.contract.fencing import Ownership
-from broker.limits.ledger import accounts_of
-from controller_worker.core.concerns.model_calls import BUDGET
-from controller_worker.core.state import State
+from broker.contract import ModelCallDeferred, Ownership
+from broker.limits import accounts_of
+from controller_worker.core import BUDGET, State
 from controller_worker.model.permits.permits import Permits
 
 

@@ -15,24 +15,25 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 
-from broker.contract.agent_state import TERMINAL_STATES
-from broker.contract.events import LLMSpec, ModelCallAdmitted, ModelCallDeferred, ModelCallFailed
-from broker.contract.fencing import Ownership
-from broker.contract.priority import priority_of as priority_for
-from broker.limits.batches import CallStands
-from broker.limits.governor import Priority
-from broker.runtime.errors import UsageError
-from controller_worker.core.effects import Append, CallModel
-from controller_worker.core.latest_calls import LARGEST_RATIO, corrected, latest_of
-from controller_worker.core.state import State
+from broker.contract import (
+    TERMINAL_STATES,
+    LLMSpec,
+    ModelCallAdmitted,
+    ModelCallDeferred,
+    ModelCallFailed,
+    Ownership,
+    Priority,
+)
+from broker.contract import priority_of as priority_for
+from broker.limits import CallStands
+from broker.runtime import UsageError
+from controller_worker.core import LARGEST_RATIO, Append, CallModel, State, corrected, latest_of
 from controller_worker.model.permits.batched_call import BatchedCall, is_batched, step_of
 from controller_worker.model.permits.budget_reservation import BudgetReservation, accounts_above
 from controller_worker.model.permits.permits import Permits
 from controller_worker.model.permits.quota_permit import Held, QuotaPermit
 from controller_worker.model.steps.call_task import Wait
-from controller_worker.providers.config import LLMConfig
-from controller_worker.providers.llm import Completion, ModelRequest
-from controller_worker.providers.request_size import prompt_tokens, worst_cost_usd
+from controller_worker.providers import Completion, LLMConfig, ModelRequest, prompt_tokens, worst_cost_usd
 
 QUIET_SECONDS = 5.0
 """A wait that is expected to be shorter leaves no trace in the log and keeps the conversation in memory."""

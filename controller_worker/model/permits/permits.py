@@ -10,15 +10,12 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from broker.coordination.figures import Figures
-from broker.limits.batches import Batches
-from broker.limits.governor import Governor
-from broker.limits.ledger import Ledger
-from broker.limits.quotas import QuotaTable
-from broker.runtime.errors import StoreRefused
-from broker.store.store import Store
-from controller_worker.core.latest_calls import ratio_of
-from controller_worker.providers.messages.written_messages import MessageMemo
+from broker.coordination import Figures
+from broker.limits import Batches, Governor, Ledger, QuotaTable
+from broker.runtime import StoreRefused
+from broker.store import Store
+from controller_worker.core import ratio_of
+from controller_worker.providers import MessageMemo
 
 SWEEP_SECONDS = 1.0
 FIRST_GUESS_TOKENS = 500

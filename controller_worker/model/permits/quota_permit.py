@@ -12,14 +12,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from broker.contract.events import ModelCallDeferred
-from broker.contract.fencing import Ownership
-from broker.limits.governor import CallOutcome, Granted, InQueue, Priority
-from broker.limits.quotas import OWN_KEY, Pool
-from controller_worker.core.concerns.model_calls import QUOTA
+from broker.contract import ModelCallDeferred, Ownership, Priority
+from broker.limits import OWN_KEY, CallOutcome, Granted, InQueue, Pool
+from controller_worker.core import QUOTA
 from controller_worker.model.permits.permits import Permits
-from controller_worker.providers.errors import RateLimitError
-from controller_worker.providers.llm import Completion
+from controller_worker.providers import Completion, RateLimitError
 
 
 @dataclass(frozen=True, slots=True)

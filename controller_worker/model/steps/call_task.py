@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from broker.contract.events import ModelCallFailed
+from broker.contract import ModelCallFailed
 
 Result = TypeVar("Result")
 

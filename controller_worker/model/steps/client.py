@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from broker.contract.events import LLMSpec, ModelCallFailed
-from controller_worker.core.effects import Append
+from broker.contract import LLMSpec, ModelCallFailed
+from controller_worker.core import Append
 from controller_worker.model.model_call import failed_by
 from controller_worker.model.models import ClientMissing
 from controller_worker.model.permits.batched_call import step_of

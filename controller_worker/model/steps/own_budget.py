@@ -10,20 +10,13 @@ Does not: know a price that nobody states, or predict a reply that is longer tha
 
 from __future__ import annotations
 
-from broker.contract.events import ModelCallFailed
-from controller_worker.core.concerns.delegation import usd_reserved
-from controller_worker.core.concerns.limits import BUDGET_CODE, budget_text
-from controller_worker.core.effects import Append
-from controller_worker.core.latest_calls import corrected, latest_of
-from controller_worker.core.state import State
+from broker.contract import ModelCallFailed
+from controller_worker.core import BUDGET_CODE, Append, State, budget_text, corrected, latest_of, usd_reserved
 from controller_worker.model.permits.batched_call import is_batched
 from controller_worker.model.permits.call_permit import priority_of
 from controller_worker.model.steps.call_task import Wait
 from controller_worker.model.steps.pending_call import PendingCall, RestOfStart, StartOutcome
-from controller_worker.providers.config import LLMConfig
-from controller_worker.providers.llm import ModelRequest
-from controller_worker.providers.messages.written_messages import MessageMemo
-from controller_worker.providers.request_size import expected_cost_usd, prompt_tokens
+from controller_worker.providers import LLMConfig, MessageMemo, ModelRequest, expected_cost_usd, prompt_tokens
 
 EXPECTED_REPLY_TOKENS = 4_096
 """A reply is expected to be at least as long, unless the model's limit is lower."""

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from broker.runtime.chain import Rest
-from controller_worker.agents.agent import Agent
-from controller_worker.core.concerns.model_calls import BATCH
-from controller_worker.core.effects import Append, CallModel
-from controller_worker.core.state import State
+from broker.runtime import Rest
+from controller_worker.agents import Agent
+from controller_worker.core import BATCH, Append, CallModel, State
 from controller_worker.model.models import Models
 from controller_worker.model.permits.call_permit import CallPermit
 from controller_worker.model.permits.permits import Permits
 from controller_worker.model.question import Question
 from controller_worker.model.recollection import Recollection
 from controller_worker.model.steps.call_task import CallTask, Started, Wait
-from controller_worker.providers.config import LLMConfig
+from controller_worker.providers import LLMConfig
 
 
 @dataclass(slots=True)

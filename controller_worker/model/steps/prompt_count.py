@@ -10,10 +10,9 @@ import asyncio
 import logging
 from functools import partial
 
-from broker.contract.events import ModelCallFailed
-from broker.runtime.errors import DeckhandsError
-from controller_worker.core.effects import Append
-from controller_worker.core.latest_calls import corrected, ratio_of
+from broker.contract import ModelCallFailed
+from broker.runtime import DeckhandsError
+from controller_worker.core import Append, corrected, ratio_of
 from controller_worker.model.model_call import failed_by
 from controller_worker.model.permits.batched_call import is_batched, step_of
 from controller_worker.model.permits.budget_reservation import accounts_above
@@ -21,11 +20,7 @@ from controller_worker.model.permits.call_permit import priority_of
 from controller_worker.model.steps.call_task import PromptCount
 from controller_worker.model.steps.own_budget import estimate_usd, left_usd
 from controller_worker.model.steps.pending_call import PendingCall, RestOfStart, StartOutcome
-from controller_worker.providers.config import LLMConfig
-from controller_worker.providers.errors import ContextWindowError
-from controller_worker.providers.llm import counted_tokens
-from controller_worker.providers.model_table import max_input_tokens
-from controller_worker.providers.request_size import prompt_tokens
+from controller_worker.providers import ContextWindowError, LLMConfig, counted_tokens, max_input_tokens, prompt_tokens
 
 COUNT_LIMIT_SECONDS = 10.0
 NEAR_WINDOW = 0.8

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from broker.contract.actions import CondensationAction
-from broker.contract.offered_models import ModelNotOffered
-from controller_worker.core.effects import Append
+from broker.contract import CondensationAction, ModelNotOffered
+from controller_worker.core import Append
 from controller_worker.model.model_call import failed_by
 from controller_worker.model.question import next_question
 from controller_worker.model.steps.pending_call import PendingCall, RestOfStart, StartOutcome
-from controller_worker.providers.errors import LLMConfigError
+from controller_worker.providers import LLMConfigError
 
 
 async def make_question(call: PendingCall, rest: RestOfStart) -> StartOutcome:

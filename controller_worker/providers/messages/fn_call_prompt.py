@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from broker.contract.tool_specs import ToolSpec
+from broker.contract import ToolSpec
 from controller_worker.providers.messages.messages import Message, TextPart
 
 NO_EXAMPLE_FOR = ("openhands-lm", "devstral")

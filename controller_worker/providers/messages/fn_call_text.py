@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from broker.contract.tool_specs import ToolSpec
+from broker.contract import ToolSpec
 from controller_worker.providers.messages.fn_call_prompt import type_names
 from controller_worker.providers.messages.messages import ToolCall
 

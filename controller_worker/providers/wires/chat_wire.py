@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from broker.contract.tool_specs import ToolSpec
+from broker.contract import ToolSpec
 from controller_worker.providers.errors import MalformedReplyError, NoResponseError
 from controller_worker.providers.llm import ModelRequest, Usage
 from controller_worker.providers.messages.call_names import fitting, with_distinct_ids

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
-from broker.runtime.addresses import AddressRules
+from broker.runtime import AddressRules
 from controller_worker.providers.wires.environment_proxy import environment_proxy
 
 LOCAL_NAMES = ("localhost", ".localhost", ".local", ".internal")

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal
 
-from broker.contract.tool_specs import ToolSpec
+from broker.contract import ToolSpec
 from controller_worker.providers.errors import MalformedReplyError
 from controller_worker.providers.llm import ModelRequest, Usage
 from controller_worker.providers.messages.call_names import fitting, with_distinct_ids

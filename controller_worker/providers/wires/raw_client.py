@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from types import ModuleType
 from typing import Any, Protocol
 
-from broker.runtime.clock import Clock
+from broker.runtime import Clock
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import MalformedReplyError, ModelTimeoutError
 from controller_worker.providers.llm import Delta, ModelRequest

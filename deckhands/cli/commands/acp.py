@@ -10,9 +10,9 @@ from typing import cast
 
 import click
 
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError
 from deckhands.cli.verbs import options_as
-from deckhands.client.conversation.async_conversation import AsyncConversation
+from deckhands.client import AsyncConversation
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"
@@ -65,7 +65,7 @@ def acp(options: AcpOptions) -> None:
 async def _serve(options: AcpOptions, settings: FaceSettings) -> None:
     import acp as protocol
 
-    from deckhands.server.protocols.editor import EditorAgent
+    from deckhands.server import EditorAgent
 
     def make(directory: str, conversation_id: str | None) -> AsyncConversation:
         return AsyncConversation(

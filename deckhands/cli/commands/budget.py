@@ -6,14 +6,10 @@ from dataclasses import asdict, dataclass
 
 import click
 
-from broker.limits.ledger import Account, Ledger, account_path
+from broker.limits import Account, Ledger, account_path
 from deckhands.cli.options import ListOptions, json_option
 from deckhands.cli.verbs import options_as
-from deckhands.client.client import Client
-from deckhands.client.connecting import on_cluster
-from deckhands.client.reading.output import note, print_json, table
-from deckhands.client.reading.spending import Spending, spending_of
-from deckhands.client.reading.terminal import print_text
+from deckhands.client import Client, Spending, note, on_cluster, print_json, print_text, spending_of, table
 
 SECTION = "Budgets, secrets, notes"
 VERBS = {"budget": "Show and set what tenants and experiments may spend."}

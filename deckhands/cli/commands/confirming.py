@@ -10,15 +10,11 @@ from typing import Any
 
 import click
 
-from broker.contract.actions import RiskyAction
-from broker.contract.task_list import PlanAction
-from broker.runtime.errors import UsageError
+from broker.contract import PlanAction, RiskyAction
+from broker.runtime import UsageError
 from deckhands.cli.abbreviations import conversation_argument
 from deckhands.cli.verbs import options_as
-from deckhands.client.connecting import on_conversation
-from deckhands.client.reading.output import note
-from deckhands.client.reading.rendering import Renderer
-from deckhands.client.reading.terminal import ask, is_coloured, print_coloured
+from deckhands.client import Renderer, ask, is_coloured, note, on_conversation, print_coloured
 
 SECTION = "Control a conversation"
 VERBS = {

@@ -9,15 +9,13 @@ from typing import get_args
 
 import click
 
-from broker.contract.agent_state import TERMINAL_STATES, AgentState
-from broker.contract.timing import MessagePolicy
-from broker.log.conversations import ConversationRow
+from broker.contract import TERMINAL_STATES, AgentState, MessagePolicy
+from broker.log import ConversationRow
 from deckhands.cli.abbreviations import conversation_argument
 from deckhands.cli.choosing import BulkAction, Chosen, ChosenToEnd, chosen_options, do_to_chosen, yes_option
 from deckhands.cli.options import json_option, read_task
 from deckhands.cli.verbs import options_as
-from deckhands.client.connecting import on_conversation
-from deckhands.client.reading.output import note, print_json
+from deckhands.client import note, on_conversation, print_json
 
 SECTION = "Control a conversation"
 VERBS = {

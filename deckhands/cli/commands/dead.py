@@ -9,22 +9,28 @@ from typing import Literal
 
 import click
 
-from broker.contract.codec import decode_any
-from broker.contract.events import Event
-from broker.coordination.unreadable import Unreadable, UnreadableEntry
-from broker.log.conversations import ConversationRow, Conversations, Takeover
-from broker.runtime.errors import CorruptEntry, UsageError
+from broker.contract import Event, decode_any
+from broker.coordination import Unreadable, UnreadableEntry
+from broker.log import ConversationRow, Conversations, Takeover
+from broker.runtime import CorruptEntry, UsageError, counted
 from deckhands.cli.abbreviations import CONVERSATION_ID
 from deckhands.cli.choosing import label_option, labels_of, require_agreement, yes_option
 from deckhands.cli.options import json_option
 from deckhands.cli.progress import Progress
 from deckhands.cli.verbs import options_as
-from deckhands.client.client import Client
-from deckhands.client.connecting import on_cluster
-from deckhands.client.many import for_each
-from deckhands.client.reading.output import note, print_json, table
-from deckhands.client.reading.rendering import Renderer
-from deckhands.client.reading.terminal import clean_line, counted, is_coloured, print_coloured, print_text
+from deckhands.client import (
+    Client,
+    Renderer,
+    clean_line,
+    for_each,
+    is_coloured,
+    note,
+    on_cluster,
+    print_coloured,
+    print_json,
+    print_text,
+    table,
+)
 
 SECTION = "Operate a cluster"
 VERBS = {"dead": "Show what crashed three workers or could not be read; let it continue, or discard it."}

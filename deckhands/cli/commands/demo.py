@@ -13,16 +13,13 @@ from pathlib import Path
 
 import click
 
-from broker.runtime.clock import SYSTEM_CLOCK, Clock
-from broker.runtime.errors import DeckhandsError
+from broker.runtime import SYSTEM_CLOCK, Clock, DeckhandsError, counted
 from deckhands.cli.demo import Demo, DemoReport, DemoSpec, Progress
 from deckhands.cli.options import json_option
 from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cli.verbs import options_as
-from deckhands.client.reading.output import note, print_json
-from deckhands.client.reading.summary import ExitCode
-from deckhands.client.reading.terminal import counted, is_redrawn, print_text, redraw
-from deckhands.operations.diagnosis.diagnostics import reason_unconfined
+from deckhands.client import ExitCode, is_redrawn, note, print_json, print_text, redraw
+from deckhands.operations import reason_unconfined
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"

@@ -9,19 +9,18 @@ import click
 
 from deckhands.cli.options import json_option
 from deckhands.cli.verbs import options_as
-from deckhands.client.reading.output import print_json
-from deckhands.client.reading.terminal import print_text
-from deckhands.cluster.home import Home
-from deckhands.operations.diagnosis.diagnostics import (
+from deckhands.client import print_json, print_text
+from deckhands.cluster import Home
+from deckhands.operations import (
     DEAD_LETTERS,
     FAILING,
     RETENTION,
     Finding,
+    examine_cluster,
     examine_machine,
     examine_retention,
     examine_store,
 )
-from deckhands.operations.diagnosis.examination import examine_cluster
 from deckhands.settings import FaceSettings
 
 SECTION = "Operate a cluster"

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from broker.contract.specs import NAME_PATTERN
-from broker.runtime.errors import UsageError
+from broker.contract import NAME_PATTERN
+from broker.runtime import UsageError
 from deckhands.cli.commands.eval_export import export
 from deckhands.cli.commands.eval_steering import (
     COMMANDS,
@@ -23,20 +23,32 @@ from deckhands.cli.commands.eval_steering import (
 )
 from deckhands.cli.options import Amount, json_option
 from deckhands.cli.verbs import options_as
-from deckhands.client.reading.output import note, print_json
-from deckhands.client.reading.terminal import print_text
-from deckhands.evaluation.attempts.results import Row, read_results
-from deckhands.evaluation.attempts.statistics import comparison_of
-from deckhands.evaluation.carrying_out import Tuning, carry_out, show
-from deckhands.evaluation.critic import MAX_SCORE
-from deckhands.evaluation.datasets.dataset import absolute
-from deckhands.evaluation.datasets.docker_images import DOCKER
-from deckhands.evaluation.datasets.instances import left_out_of
-from deckhands.evaluation.detaching import detach
-from deckhands.evaluation.directory import RESULTS, Asked, ask, asked_in, write_report
-from deckhands.evaluation.evaluating import model_here, repositories_here
-from deckhands.evaluation.redoing import check_redo, redo_option
-from deckhands.evaluation.siblings import Scoring, asked_of, compared
+from deckhands.client import note, print_json, print_text
+from deckhands.evaluation import (
+    DOCKER,
+    MAX_SCORE,
+    RESULTS,
+    Asked,
+    Row,
+    Scoring,
+    Tuning,
+    absolute,
+    ask,
+    asked_in,
+    asked_of,
+    carry_out,
+    check_redo,
+    compared,
+    comparison_of,
+    detach,
+    left_out_of,
+    model_here,
+    read_results,
+    redo_option,
+    repositories_here,
+    show,
+    write_report,
+)
 
 SECTION = "Evaluate agents"
 VERBS = {"eval": "Evaluate agents on a dataset: run, steer, report, compare, export, fork."}

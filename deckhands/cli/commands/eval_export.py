@@ -17,22 +17,28 @@ from typing import Any
 
 import click
 
-from broker.contract.events import Event
-from broker.runtime.errors import UnknownConversation, UsageError
+from broker.contract import Event
+from broker.runtime import UnknownConversation, UsageError, counted
 from deckhands.cli.verbs import options_as
-from deckhands.client.client import Client
-from deckhands.client.reading.output import note
-from deckhands.client.reading.terminal import counted, print_text
-from deckhands.evaluation.attempts.results import OUTCOMES, Row, read_results
-from deckhands.evaluation.datasets.file_trees import without_left_out
-from deckhands.evaluation.directory import RESULTS, SIBLINGS, Asked, asked_in
-from deckhands.evaluation.exports.atif import atif_of
-from deckhands.evaluation.exports.dialogue import Dialogue, dialogue_of
-from deckhands.evaluation.exports.inspect_log import inspect_log_of
-from deckhands.evaluation.exports.predictions import prediction_of
-from deckhands.evaluation.exports.sft import sft_of
-from deckhands.evaluation.reaching import in_store
-from deckhands.interop.openhands.trajectory_export import trajectory_of
+from deckhands.client import Client, note, print_text
+from deckhands.evaluation import (
+    OUTCOMES,
+    RESULTS,
+    SIBLINGS,
+    Asked,
+    Dialogue,
+    Row,
+    asked_in,
+    atif_of,
+    dialogue_of,
+    in_store,
+    inspect_log_of,
+    prediction_of,
+    read_results,
+    sft_of,
+    without_left_out,
+)
+from deckhands.interop import trajectory_of
 from deckhands.settings import FaceSettings
 
 PREDICTIONS = "predictions"

@@ -12,28 +12,30 @@ from typing import Any, TypeVar
 
 import click
 
-from broker.contract.agent_state import TERMINAL_STATES, AgentState
-from broker.contract.events import Event
-from broker.log.conversations import ConversationRow
-from broker.log.selection import Selected, Selection
-from broker.runtime.errors import UsageError
-from broker.runtime.ids import is_conversation_id
+from broker.contract import TERMINAL_STATES, AgentState, Event
+from broker.log import ConversationRow, Selected, Selection
+from broker.runtime import UsageError, is_conversation_id
 from deckhands.cli.choosing import require_agreement, yes_option
 from deckhands.cli.options import Amount, json_option, plain_option
 from deckhands.cli.screen_printer import printer_for
 from deckhands.cli.verbs import options_as
-from deckhands.client.client import Client
-from deckhands.client.many import for_each
-from deckhands.client.reading.output import note, print_json
-from deckhands.client.reading.terminal import print_text
-from deckhands.evaluation.attempts.catalog import FRESH_SECONDS
-from deckhands.evaluation.attempts.plan import LABEL
-from deckhands.evaluation.attempts.results import OUTCOMES, read_results
-from deckhands.evaluation.attempts.standing import standing_from
-from deckhands.evaluation.attempts.steering import MAX_AT_ONCE, Requeue, Steering, Wanted
-from deckhands.evaluation.attempts.stopping import Until
-from deckhands.evaluation.directory import RESULTS, asked_in
-from deckhands.evaluation.reaching import in_store, named
+from deckhands.client import Client, for_each, note, print_json, print_text
+from deckhands.evaluation import (
+    FRESH_SECONDS,
+    LABEL,
+    MAX_AT_ONCE,
+    OUTCOMES,
+    RESULTS,
+    Requeue,
+    Steering,
+    Until,
+    Wanted,
+    asked_in,
+    in_store,
+    named,
+    read_results,
+    standing_from,
+)
 from deckhands.settings import FaceSettings
 
 CHECK_AGENT = "CheckAgent"

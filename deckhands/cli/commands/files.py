@@ -9,16 +9,12 @@ from typing import Any
 
 import click
 
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError, counted
 from deckhands.cli.abbreviations import conversation_argument, whole_id
 from deckhands.cli.options import ConversationOptions, json_option
 from deckhands.cli.progress import progress
 from deckhands.cli.verbs import options_as
-from deckhands.client.connecting import on_conversation
-from deckhands.client.reading.output import note, print_json
-from deckhands.client.reading.summary import ExitCode
-from deckhands.client.reading.terminal import counted, print_patch
-from deckhands.client.transfers.files import WorkspaceFiles
+from deckhands.client import ExitCode, WorkspaceFiles, note, on_conversation, print_json, print_patch
 
 SECTION = "Files of a workspace"
 VERBS = {

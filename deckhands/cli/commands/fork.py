@@ -9,19 +9,28 @@ from pathlib import Path
 
 import click
 
-from broker.contract.events import ConversationCreated, Event, WorkspaceSpec
-from broker.runtime.ids import new_conversation_id
+from broker.contract import ConversationCreated, Event, WorkspaceSpec
+from broker.runtime import new_conversation_id
 from deckhands.cli.abbreviations import POINT
 from deckhands.cli.options import json_option
 from deckhands.cli.verbs import options_as
-from deckhands.client.archived import lend_upload
-from deckhands.client.connecting import RunIsOver, cluster_client, conversation_client, read_events
-from deckhands.client.errors import IsArchived
-from deckhands.client.forking import Point, copied_events, fork_of
-from deckhands.client.named_directory import own_directory, require_served
-from deckhands.client.reading.output import note, print_json
-from deckhands.client.reading.terminal import print_text
-from deckhands.client.tasks.tasks import check_task
+from deckhands.client import (
+    IsArchived,
+    Point,
+    RunIsOver,
+    check_task,
+    cluster_client,
+    conversation_client,
+    copied_events,
+    fork_of,
+    lend_upload,
+    note,
+    own_directory,
+    print_json,
+    print_text,
+    read_events,
+    require_served,
+)
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"

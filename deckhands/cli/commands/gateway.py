@@ -13,20 +13,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from broker.runtime.errors import StoreMisconfigured, UsageError
-from broker.runtime.logs import begin_logging
-from broker.runtime.settings import logs_json
-from broker.store.store import open_store
+from broker.runtime import StoreMisconfigured, UsageError, begin_logging, logs_json
+from broker.store import open_store
 from deckhands.cli.commands.open import entry_of, issue_entry, page_of, show_page
 from deckhands.cli.verbs import options_as
-from deckhands.client.reading.output import note
-from deckhands.client.running_cluster import open_cluster
-from deckhands.cluster.home import Home
-from deckhands.server.auth.key_files import load_api_key
+from deckhands.client import note, open_cluster
+from deckhands.cluster import Home
+from deckhands.server import load_api_key
 from deckhands.settings import FaceSettings
 
 if TYPE_CHECKING:
-    from deckhands.server.gateway import Gateway, ServerOptions
+    from deckhands.server import Gateway, ServerOptions
 
 SECTION = "Operate a cluster"
 VERBS = {"serve": "Serve the cluster over HTTP: a web page, REST, server-sent events, WebSocket."}
@@ -74,7 +71,7 @@ def serve(options: ServeOptions) -> None:
     are none yet, the server makes one for this machine and writes it to the file server.key in DECKHANDS_HOME.
     """
     require_server()
-    from deckhands.server.gateway import ServerOptions
+    from deckhands.server import ServerOptions
 
     chosen = ServerOptions(
         host=options.host,
@@ -108,8 +105,7 @@ async def page_of_cluster(url: str, archive: str, *, port: int, key_file: Path) 
 
     The page is opened by a link that works once, so no argument of a process and no log has the key.
     """
-    from deckhands.server.gateway import Gateway, ServerOptions
-    from deckhands.server.serving import serve_in_loop
+    from deckhands.server import Gateway, ServerOptions, serve_in_loop
 
     begin_logging("server", is_json=logs_json())
     store = await open_store(url, patience_seconds=PATIENCE_SECONDS, deploys=False)
@@ -125,8 +121,8 @@ async def page_of_cluster(url: str, archive: str, *, port: int, key_file: Path) 
 
 
 async def _serve(settings: FaceSettings, options: ServerOptions) -> None:
-    from deckhands.server.gateway import Gateway
-    from deckhands.server.serving import serve as serve_gateway
+    from deckhands.server import Gateway
+    from deckhands.server import serve as serve_gateway
 
     begin_logging("server", is_json=logs_json())
     tell = _log.info if logs_json() else note

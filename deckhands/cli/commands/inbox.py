@@ -7,13 +7,10 @@ from dataclasses import dataclass
 
 import click
 
-from broker.coordination.producers import EVERY_TENANT, Producer, Producers
+from broker.coordination import EVERY_TENANT, Producer, Producers
 from deckhands.cli.options import ListOptions, json_option
 from deckhands.cli.verbs import options_as
-from deckhands.client.client import Client
-from deckhands.client.connecting import on_cluster
-from deckhands.client.reading.output import note, print_json, table
-from deckhands.client.reading.terminal import columns_of, print_text
+from deckhands.client import Client, columns_of, note, on_cluster, print_json, print_text, table
 
 SECTION = "Operate a cluster"
 VERBS = {"inbox": "Add, list and remove producers with their own inbox stream."}

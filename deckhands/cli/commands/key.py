@@ -12,18 +12,8 @@ import click
 from deckhands.cli.options import ListOptions, json_option
 from deckhands.cli.timing_options import seconds_in
 from deckhands.cli.verbs import options_as
-from deckhands.client.client import Client
-from deckhands.client.connecting import on_cluster
-from deckhands.client.reading.output import note, print_json, table
-from deckhands.client.reading.terminal import columns_of, print_text
-from deckhands.server.auth.api_keys import (
-    DEFAULT_BODY_BYTES,
-    DEFAULT_REQUESTS_PER_MINUTE,
-    DEFAULT_STREAMS,
-    ApiKeys,
-    Listed,
-    Scope,
-)
+from deckhands.client import Client, columns_of, note, on_cluster, print_json, print_text, table
+from deckhands.server import DEFAULT_BODY_BYTES, DEFAULT_REQUESTS_PER_MINUTE, DEFAULT_STREAMS, ApiKeys, Listed, Scope
 
 SECTION = "Operate a cluster"
 VERBS = {"key": "Make, list and revoke API keys of the server."}

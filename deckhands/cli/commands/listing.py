@@ -12,19 +12,27 @@ from datetime import UTC
 
 import click
 
-from broker.log.conversations import ConversationRow, Conversations
-from broker.log.selection import Selected, Selection, is_in
-from broker.runtime.errors import CorruptEntry, UsageError
+from broker.log import ConversationRow, Conversations, Selected, Selection, is_in
+from broker.runtime import CorruptEntry, UsageError, counted
 from deckhands.cli.choosing import label_option, labels_of, state_option, states_in
 from deckhands.cli.options import json_option
 from deckhands.cli.verbs import options_as
-from deckhands.client.archived import Archive, ArchivedConversation, described
-from deckhands.client.connecting import cluster_client
-from deckhands.client.errors import NoCluster
-from deckhands.client.reading.output import cost_text, note, print_json, table
-from deckhands.client.reading.terminal import columns_of, counted, fitted, print_text
-from deckhands.client.runs.records import RunFolder
-from deckhands.cluster.home import Home
+from deckhands.client import (
+    Archive,
+    ArchivedConversation,
+    NoCluster,
+    RunFolder,
+    cluster_client,
+    columns_of,
+    cost_text,
+    described,
+    fitted,
+    note,
+    print_json,
+    print_text,
+    table,
+)
+from deckhands.cluster import Home
 from deckhands.settings import FaceSettings
 
 SECTION = "Read conversations"

@@ -8,17 +8,13 @@ from pathlib import Path
 
 import click
 
-from broker.celery.jobs_app import redis_url
-from broker.runtime.errors import UsageError
-from broker.runtime.settings import BrokerSettings, celery_url_beside
-from broker.store.connection import MultiplexedConnection
-from broker.store.store import open_store
+from broker.celery import redis_url
+from broker.runtime import BrokerSettings, UsageError, celery_url_beside
+from broker.store import MultiplexedConnection, open_store
 from deckhands.cli.verbs import options_as
-from deckhands.client.connecting import store_url
-from deckhands.client.reading.output import note
-from deckhands.client.reading.terminal import print_text
-from deckhands.cluster.home import Home
-from deckhands.server.auth.key_files import load_token
+from deckhands.client import note, print_text, store_url
+from deckhands.cluster import Home
+from deckhands.server import load_token
 from deckhands.settings import FaceSettings
 
 SECTION = "Operate a cluster"
@@ -58,7 +54,7 @@ def metrics(options: MetricsOptions) -> None:
     figures, and Celery's broker. It needs the packages of deckhands[metrics].
     """
     try:
-        from deckhands.operations.monitoring.endpoint import make_server  # noqa: F401
+        from deckhands.operations import make_server  # noqa: F401
     except ImportError as error:
         raise UsageError(
             f"Metrics need packages that are not installed: {error}.", remedy="pip install 'deckhands[metrics]'"
@@ -67,8 +63,7 @@ def metrics(options: MetricsOptions) -> None:
 
 
 async def _serve(options: MetricsOptions, settings: FaceSettings) -> None:
-    from deckhands.operations.monitoring.endpoint import PATH, make_server, metrics_app
-    from deckhands.operations.monitoring.exposition import Exposition
+    from deckhands.operations import PATH, Exposition, make_server, metrics_app
 
     token_file = options.token_file or Home(settings.home).metrics_token
     token = ""

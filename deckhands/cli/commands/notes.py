@@ -10,20 +10,14 @@ from dataclasses import dataclass
 import click
 from pydantic import ValidationError
 
-from broker.contract.notes import ID_CHARS, MAX_NOTE_CHARS, Note, Notebook
-from broker.contract.specs import NAME_PATTERN, MemorySpec
-from broker.coordination.notebooks import Notebooks
-from broker.runtime.clock import SYSTEM_CLOCK, Clock
-from broker.runtime.errors import UsageError
-from broker.runtime.ids import new_key
+from broker.contract import ID_CHARS, MAX_NOTE_CHARS, NAME_PATTERN, MemorySpec, Note, Notebook
+from broker.coordination import Notebooks
+from broker.runtime import SYSTEM_CLOCK, Clock, UsageError, new_key
 from deckhands.cli.options import NAME_REMEDY, json_option, memory_of
 from deckhands.cli.verbs import options_as
-from deckhands.client.connecting import cluster_client
-from deckhands.client.reading.notebook_file import NotebookFile, notebooks_in
-from deckhands.client.reading.output import note as say
-from deckhands.client.reading.output import print_json, table
-from deckhands.client.reading.terminal import print_text
-from deckhands.cluster.home import Home
+from deckhands.client import NotebookFile, cluster_client, notebooks_in, print_json, print_text, table
+from deckhands.client import note as say
+from deckhands.cluster import Home
 from deckhands.settings import FaceSettings
 
 SECTION = "Budgets, secrets, notes"

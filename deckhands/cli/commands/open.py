@@ -9,15 +9,12 @@ from urllib.parse import quote, urlsplit
 
 import click
 
-from broker.runtime.errors import UsageError
-from broker.store.store import Store
+from broker.runtime import UsageError
+from broker.store import Store
 from deckhands.cli.abbreviations import CONVERSATION_ID
 from deckhands.cli.verbs import options_as
-from deckhands.client.connecting import on_cluster
-from deckhands.client.reading.output import note
-from deckhands.client.reading.terminal import print_text
-from deckhands.server.auth.api_keys import EVERY_TENANT, ApiKeys, Scope
-from deckhands.server.auth.tickets import Tickets
+from deckhands.client import note, on_cluster, print_text
+from deckhands.server import EVERY_TENANT, ApiKeys, Scope, Tickets
 
 SECTION = "Read conversations"
 VERBS = {"open": "Open the web page of a server, or of one conversation."}

@@ -10,29 +10,36 @@ from pathlib import Path
 
 import click
 
-from broker.contract.actions import RiskyAction
-from broker.contract.events import Event
-from broker.log.export import event_line
-from broker.runtime.errors import UsageError
+from broker.contract import Event, RiskyAction
+from broker.log import event_line
+from broker.runtime import UsageError, counted
 from deckhands.cli.abbreviations import POINT, conversation_or_task
 from deckhands.cli.options import json_option, plain_option
 from deckhands.cli.screen_printer import printer_for
 from deckhands.cli.verbs import options_as
-from deckhands.client.connecting import (
+from deckhands.client import (
+    EventPrinter,
+    IsArchived,
+    Point,
     RunIsOver,
+    Summary,
+    Tally,
+    Until,
+    clean_line,
     conversation_client,
+    has_ended,
+    note,
+    print_ascii,
+    print_json,
+    print_text,
     read_events,
     read_pages,
     read_summary,
     read_wait_reason,
+    summarize,
+    summary_lines,
 )
-from deckhands.client.errors import IsArchived
-from deckhands.client.forking import Point
-from deckhands.client.reading.output import EventPrinter, note, print_json, summary_lines
-from deckhands.client.reading.summary import Summary, Tally, summarize
-from deckhands.client.reading.terminal import clean_line, counted, print_ascii, print_text
-from deckhands.client.watcher import Until, has_ended
-from deckhands.interop.openhands.trajectory_export import trajectory_of
+from deckhands.interop import trajectory_of
 from deckhands.settings import FaceSettings
 
 SECTION = "Read conversations"

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 
 import click
 
-from broker.contract.agent_state import AgentState, is_settled
-from broker.log.conversations import ConversationRow
-from broker.runtime.errors import UnknownConversation
+from broker.contract import AgentState, is_settled
+from broker.log import ConversationRow
+from broker.runtime import UnknownConversation
 from deckhands.cli.choosing import BulkAction, ChosenToEnd, chosen_options, do_to_chosen, yes_option
 from deckhands.cli.commands.control import CANCEL_WAIT_SECONDS
 from deckhands.cli.options import json_option
 from deckhands.cli.verbs import options_as
-from deckhands.client.client import Client
-from deckhands.client.errors import NotStopped
+from deckhands.client import Client, NotStopped
 
 SECTION = "Control a conversation"
 VERBS = {"rm": "Delete conversations: their logs, results, files in the store and secrets."}

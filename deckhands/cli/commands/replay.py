@@ -16,14 +16,12 @@ from typing import Any
 
 import click
 
-from broker.log.export import event_line
-from broker.runtime.errors import DeckhandsError, UsageError
+from broker.log import event_line
+from broker.runtime import DeckhandsError, UsageError, counted
 from deckhands.cli.abbreviations import whole_id
 from deckhands.cli.options import json_option
 from deckhands.cli.verbs import options_as
-from deckhands.client.connecting import read_events
-from deckhands.client.reading.output import note, print_json
-from deckhands.client.reading.terminal import clean_line, counted, print_text
+from deckhands.client import clean_line, note, print_json, print_text, read_events
 from deckhands.settings import FaceSettings
 
 SECTION = "Read conversations"

@@ -12,9 +12,7 @@ from deckhands.cli.abbreviations import CONVERSATION_ID
 from deckhands.cli.options import json_option
 from deckhands.cli.progress import Progress
 from deckhands.cli.verbs import options_as
-from deckhands.client.connecting import cluster_client
-from deckhands.client.reading.output import note, print_json
-from deckhands.client.reading.terminal import print_text
+from deckhands.client import cluster_client, note, print_json, print_text
 from deckhands.settings import FaceSettings
 
 SECTION = "Control a conversation"

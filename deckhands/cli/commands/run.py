@@ -11,11 +11,8 @@ from functools import partial
 import click
 from click.core import ParameterSource
 
-from broker.contract.actions import RiskyAction
-from broker.contract.events import Event
-from broker.contract.specs import asks_model
-from broker.runtime.errors import UsageError
-from broker.runtime.ids import check_conversation_id
+from broker.contract import Event, RiskyAction, asks_model
+from broker.runtime import UsageError, check_conversation_id
 from deckhands.cli.abbreviations import CONVERSATION_ID
 from deckhands.cli.commands.confirming import ask_at_terminal
 from deckhands.cli.commands.control import WAYS
@@ -33,14 +30,21 @@ from deckhands.cli.task_options import (
     workspace_option,
 )
 from deckhands.cli.verbs import options_as
-from deckhands.client.known_agents import require_agent_here
-from deckhands.client.named_directory import own_directory
-from deckhands.client.reading.output import EventPrinter, outliving_reader
-from deckhands.client.reading.summary import ExitCode
-from deckhands.client.runs.headless import Ending, Task, Watcher, run_on_cluster, run_privately
-from deckhands.client.tasks.inputs import with_script_here
-from deckhands.client.tasks.tasks import check_task
-from deckhands.cluster.home import Home
+from deckhands.client import (
+    Ending,
+    EventPrinter,
+    ExitCode,
+    Task,
+    Watcher,
+    check_task,
+    outliving_reader,
+    own_directory,
+    require_agent_here,
+    run_on_cluster,
+    run_privately,
+    with_script_here,
+)
+from deckhands.cluster import Home
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"

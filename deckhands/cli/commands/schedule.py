@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args
 import click
 from pydantic import ValidationError
 
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError
 from deckhands.cli.choosing import labels_of
 from deckhands.cli.commands.secret import secret_values
 from deckhands.cli.commands.submit import sender_of, sender_options
@@ -20,14 +20,19 @@ from deckhands.cli.task_defaults import TaskDefaults, place_for_all
 from deckhands.cli.task_options import TaskOptions, task_options
 from deckhands.cli.timing_options import TimingOptions, seconds_in, timing_options
 from deckhands.cli.verbs import options_as
-from deckhands.client.client import Client
-from deckhands.client.connecting import on_cluster
-from deckhands.client.named_directory import own_directory
-from deckhands.client.reading.output import note, print_json, shown, table
-from deckhands.client.reading.terminal import columns_of, print_text
-from deckhands.client.tasks.spec import TaskSpec
-from deckhands.operations.schedules.book import Entry, ScheduleBook
-from deckhands.operations.schedules.schedule import LABEL, Overlap, Schedule
+from deckhands.client import (
+    Client,
+    TaskSpec,
+    columns_of,
+    note,
+    on_cluster,
+    own_directory,
+    print_json,
+    print_text,
+    shown,
+    table,
+)
+from deckhands.operations import LABEL, Entry, Overlap, Schedule, ScheduleBook
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"

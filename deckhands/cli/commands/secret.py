@@ -8,16 +8,12 @@ from dataclasses import dataclass
 
 import click
 
-from broker.runtime.errors import UsageError
-from broker.secrets.secrets import check_secret
+from broker.runtime import UsageError
+from broker.secrets import check_secret
 from deckhands.cli.abbreviations import conversation_argument
 from deckhands.cli.options import json_option
 from deckhands.cli.verbs import options_as
-from deckhands.client.client import Client
-from deckhands.client.connecting import on_conversation
-from deckhands.client.reading.output import note, print_json
-from deckhands.client.reading.terminal import print_text
-from deckhands.client.secret_keeping import keep_secrets
+from deckhands.client import Client, keep_secrets, note, on_conversation, print_json, print_text
 from deckhands.settings import FaceSettings
 
 SECTION = "Budgets, secrets, notes"

@@ -14,26 +14,31 @@ from typing import Any, NoReturn
 
 import click
 
-from broker.contract.tool_specs import ToolOffer
-from broker.runtime.environment import BEAT, CONTROLLER, DOOR, JOBS, TOOLS, worker_environment
-from broker.runtime.settings import BrokerSettings, celery_url_beside, hide_password, joined_paths, split_paths
-from broker.secrets.private_directories import workspace_roots as roots_in
-from broker.store.function_libraries import FunctionsVersion, deploy, own_version
-from broker.store.store import open_store
-from broker.tools.tool_failures import SANDBOX, Reported, ToolFailure, ToolFailures
-from broker.tools.tool_offers import ToolOffers
+from broker.contract import ToolOffer
+from broker.runtime import (
+    BEAT,
+    CONTROLLER,
+    DOOR,
+    JOBS,
+    TOOLS,
+    BrokerSettings,
+    celery_url_beside,
+    counted,
+    hide_password,
+    joined_paths,
+    split_paths,
+    worker_environment,
+)
+from broker.secrets import workspace_roots as roots_in
+from broker.store import FunctionsVersion, deploy, open_store, own_version
+from broker.tools import SANDBOX, Reported, ToolFailure, ToolFailures, ToolOffers
 from deckhands.cli.commands.gateway import page_of_cluster, require_server
 from deckhands.cli.options import sandbox_option, workspace_root_option
 from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cli.verbs import options_as
-from deckhands.client.client import Client
-from deckhands.client.connecting import on_cluster, store_url
-from deckhands.client.reading.output import note
-from deckhands.client.reading.terminal import counted, print_text
-from deckhands.client.runs.cluster_notices import warn_of_ignored_settings
-from deckhands.cluster.embedded_cluster import ANY_MODEL, MODULES, Cluster, ClusterSpec
-from deckhands.cluster.home import Home, supervising
-from deckhands.operations.diagnosis.diagnostics import examine_retention
+from deckhands.client import Client, note, on_cluster, print_text, store_url, warn_of_ignored_settings
+from deckhands.cluster import ANY_MODEL, MODULES, Cluster, ClusterSpec, Home, supervising
+from deckhands.operations import examine_retention
 from deckhands.settings import FaceSettings
 
 SECTION = "Operate a cluster"

@@ -7,20 +7,19 @@ from typing import Any
 
 import click
 
-from broker.contract.agent_pairs import AgentKind
-from broker.contract.events import ConversationCreated, Limits
-from broker.contract.interventions import DEFAULT_TIMEOUT_SECONDS, ConversationChanged
-from broker.contract.policies import ConfirmationPolicy
+from broker.contract import (
+    DEFAULT_TIMEOUT_SECONDS,
+    AgentKind,
+    ConfirmationPolicy,
+    ConversationChanged,
+    ConversationCreated,
+    Limits,
+)
 from deckhands.cli.abbreviations import conversation_argument
 from deckhands.cli.choosing import labels_of
 from deckhands.cli.options import Amount, ConversationOptions, json_option
 from deckhands.cli.verbs import options_as
-from deckhands.client.changing import Change
-from deckhands.client.client import Client
-from deckhands.client.connecting import on_conversation
-from deckhands.client.reading.output import note, print_json
-from deckhands.client.reading.terminal import print_text
-from deckhands.client.tasks.inputs import confirmation_in
+from deckhands.client import Change, Client, confirmation_in, note, on_conversation, print_json, print_text
 
 SECTION = "Control a conversation"
 VERBS = {

@@ -13,8 +13,8 @@ import click
 from click.core import ParameterSource
 from pydantic import ValidationError
 
-from broker.contract.specs import Tenancy
-from broker.runtime.errors import UsageError
+from broker.contract import Tenancy
+from broker.runtime import UsageError, counted
 from deckhands.cli.choosing import labels_of
 from deckhands.cli.commands.secret import secret_values
 from deckhands.cli.field_options import option_of
@@ -31,17 +31,26 @@ from deckhands.cli.task_options import (
 )
 from deckhands.cli.timing_options import TimingOptions, timing_options
 from deckhands.cli.verbs import options_as
-from deckhands.client.client import Client
-from deckhands.client.connecting import cluster_client
-from deckhands.client.named_directory import own_directory
-from deckhands.client.reading.output import note, print_json
-from deckhands.client.reading.terminal import counted, print_text
-from deckhands.client.runs.cluster_notices import warn_of_ignored_settings, warn_of_missing_workers
-from deckhands.client.task_files.submission import Outcome, Waiting, submit_and_wait
-from deckhands.client.task_files.submission import submit as submit_all
-from deckhands.client.task_files.task_file import Form, TaskFile, TaskLine, opened
-from deckhands.client.tasks.inputs import with_script_here
-from deckhands.client.tasks.spec import timing_of
+from deckhands.client import (
+    Client,
+    Form,
+    Outcome,
+    TaskFile,
+    TaskLine,
+    Waiting,
+    cluster_client,
+    note,
+    opened,
+    own_directory,
+    print_json,
+    print_text,
+    submit_and_wait,
+    timing_of,
+    warn_of_ignored_settings,
+    warn_of_missing_workers,
+    with_script_here,
+)
+from deckhands.client import submit as submit_all
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"

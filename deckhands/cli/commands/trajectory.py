@@ -8,17 +8,12 @@ from pathlib import Path
 
 import click
 
-from broker.contract.events import ConversationCreated, Event
-from broker.log.export import event_line
-from broker.runtime.errors import UsageError
-from broker.runtime.ids import new_conversation_id
+from broker.contract import ConversationCreated, Event
+from broker.log import event_line
+from broker.runtime import UsageError, counted, new_conversation_id
 from deckhands.cli.verbs import options_as
-from deckhands.client.connecting import cluster_client
-from deckhands.client.reading.output import note
-from deckhands.client.reading.terminal import counted, print_text
-from deckhands.interop.openhands.exported_log import read_exported_log
-from deckhands.interop.openhands.sdk_conversation import read_sdk_directory
-from deckhands.interop.openhands.trajectory_import import read_trajectory
+from deckhands.client import cluster_client, note, print_text
+from deckhands.interop import read_exported_log, read_sdk_directory, read_trajectory
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"

@@ -15,22 +15,29 @@ from typing import Any
 
 import click
 
-from broker.contract.codec import decode_any
-from broker.log.conversations import ConversationRow, Conversations
-from broker.log.selection import Selected
-from broker.runtime.errors import CorruptEntry, UnknownConversation, UsageError
+from broker.contract import decode_any
+from broker.log import ConversationRow, Conversations, Selected
+from broker.runtime import CorruptEntry, UnknownConversation, UsageError, counted
 from deckhands.cli.choosing import Chosen, chosen_options
 from deckhands.cli.options import Amount, json_option
 from deckhands.cli.progress import Progress
 from deckhands.cli.verbs import options_as
-from deckhands.client.client import Client
-from deckhands.client.connecting import cluster_client
-from deckhands.client.reading.output import cost_text, note, outliving_reader, print_json, table
-from deckhands.client.reading.summary import ExitCode, Summary, Tally
-from deckhands.client.reading.terminal import counted, print_text
-from deckhands.client.task_files.results_file import result_of
-from deckhands.client.task_files.submission import exit_code_of
-from deckhands.client.watcher import Until
+from deckhands.client import (
+    Client,
+    ExitCode,
+    Summary,
+    Tally,
+    Until,
+    cluster_client,
+    cost_text,
+    exit_code_of,
+    note,
+    outliving_reader,
+    print_json,
+    print_text,
+    result_of,
+    table,
+)
 from deckhands.settings import FaceSettings
 
 SECTION = "Read conversations"

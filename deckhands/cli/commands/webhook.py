@@ -7,19 +7,12 @@ from dataclasses import dataclass
 
 import click
 
-from broker.contract.specs import Tenancy
-from broker.runtime.errors import UsageError
-from broker.runtime.ids import check_conversation_id
-from broker.runtime.settings import BrokerSettings
+from broker.contract import Tenancy
+from broker.runtime import BrokerSettings, UsageError, check_conversation_id
 from deckhands.cli.options import ListOptions, json_option
 from deckhands.cli.verbs import options_as
-from deckhands.client.client import Client
-from deckhands.client.connecting import on_cluster
-from deckhands.client.reading.output import note, print_json, table
-from deckhands.client.reading.terminal import columns_of, print_text
-from deckhands.operations.webhooks.book import WebhookBook
-from deckhands.operations.webhooks.sending import address_of, rules_of
-from deckhands.operations.webhooks.webhook import SETTLED, Delivery, Webhook, checked_choice
+from deckhands.client import Client, columns_of, note, on_cluster, print_json, print_text, table
+from deckhands.operations import SETTLED, Delivery, Webhook, WebhookBook, address_of, checked_choice, rules_of
 
 SECTION = "Operate a cluster"
 VERBS = {"webhook": "Notify other programs about conversations over HTTP: add, list and remove webhooks."}

@@ -9,19 +9,25 @@ from datetime import datetime
 
 import click
 
-from broker.runtime.clock import SYSTEM_CLOCK
+from broker.runtime import SYSTEM_CLOCK
 from deckhands.cli.abbreviations import conversation_or_task
 from deckhands.cli.options import json_option
 from deckhands.cli.verbs import options_as
-from deckhands.client.connecting import RunIsOver, conversation_client, read_events
-from deckhands.client.errors import IsArchived
-from deckhands.client.reading.output import print_json
-from deckhands.client.reading.terminal import clean_line, print_text
-from deckhands.client.reasons.chain import why_of
-from deckhands.client.reasons.facts import Facts
-from deckhands.client.reasons.history import history_of
-from deckhands.client.reasons.link import Link, Why
-from deckhands.cluster.home import Home
+from deckhands.client import (
+    Facts,
+    IsArchived,
+    Link,
+    RunIsOver,
+    Why,
+    clean_line,
+    conversation_client,
+    history_of,
+    print_json,
+    print_text,
+    read_events,
+    why_of,
+)
+from deckhands.cluster import Home
 from deckhands.settings import FaceSettings
 
 SECTION = "Read conversations"

@@ -8,25 +8,37 @@ from pathlib import Path
 
 import click
 
-from broker.contract.condenser_specs import DEFAULT_CONDENSER, NoOpCondenserSpec
-from broker.contract.llm_spec import LLMSpec
-from broker.contract.policies import ConfirmationPolicy
-from broker.contract.specs import AgentSpec, Limits, WorkspaceSpec, asks_model
-from broker.runtime.errors import UsageError
+from broker.contract import (
+    DEFAULT_CONDENSER,
+    AgentSpec,
+    ConfirmationPolicy,
+    Limits,
+    LLMSpec,
+    NoOpCondenserSpec,
+    WorkspaceSpec,
+    asks_model,
+)
+from broker.runtime import UsageError
 from deckhands.cli.headless.run import Order, run_headless
 from deckhands.cli.options import Amount, read_task
 from deckhands.cli.task_options import BROWSER_POOL, BROWSING_AGENTS, IPYTHON_POOL
 from deckhands.cli.verbs import options_as
-from deckhands.client.known_agents import check_command_of, require_agent_here
-from deckhands.client.named_directory import own_directory, refuse_unfit
-from deckhands.client.reading.output import note
-from deckhands.client.tasks.inputs import with_script_here
-from deckhands.cluster.home import Home
-from deckhands.interop.headless.config_file import VARIABLES, Config, read_config
-from deckhands.interop.headless.contract import MAX_ITERATIONS, MAX_SECONDS, Contract, HeadlessExit, experiment_id
-from deckhands.interop.headless.inside import PathDenied, path_inside
-from deckhands.interop.headless.sdk_choice import with_sdk_choice
-from deckhands.operations.diagnosis.diagnostics import reason_unconfined
+from deckhands.client import check_command_of, note, own_directory, refuse_unfit, require_agent_here, with_script_here
+from deckhands.cluster import Home
+from deckhands.interop import (
+    MAX_ITERATIONS,
+    MAX_SECONDS,
+    VARIABLES,
+    Config,
+    Contract,
+    HeadlessExit,
+    PathDenied,
+    experiment_id,
+    path_inside,
+    read_config,
+    with_sdk_choice,
+)
+from deckhands.operations import reason_unconfined
 from deckhands.settings import FaceSettings, read_configuration_files
 
 RUNTIMES = ("local", "docker")

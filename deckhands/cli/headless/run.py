@@ -15,19 +15,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from broker.contract.events import AgentSpec, Event, Limits, WorkspaceSpec
-from broker.log.export import event_line
-from broker.runtime.errors import DeckhandsError
+from broker.contract import AgentSpec, Event, Limits, WorkspaceSpec
+from broker.log import event_line
+from broker.runtime import DeckhandsError
 from deckhands.cli.stop_signals import on_stop_signals
-from deckhands.client.reading.output import EventPrinter, note, outliving_reader
-from deckhands.client.reading.rendering import Renderer
-from deckhands.client.reading.summary import ExitCode
-from deckhands.client.runs.headless import Ending, Task, Watcher, run_privately
-from deckhands.client.runs.records import RunFolder
-from deckhands.client.tasks.spec import TaskSpec
-from deckhands.cluster.home import Home
-from deckhands.interop.headless.contract import Contract, HeadlessExit
-from deckhands.interop.openhands.trajectory_export import trajectory_of
+from deckhands.client import (
+    Ending,
+    EventPrinter,
+    ExitCode,
+    Renderer,
+    RunFolder,
+    Task,
+    TaskSpec,
+    Watcher,
+    note,
+    outliving_reader,
+    run_privately,
+)
+from deckhands.cluster import Home
+from deckhands.interop import Contract, HeadlessExit, trajectory_of
 
 AUTO_CONTINUE = (
     "Continue the task as you think best. If you have done it, use the tool finish. "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from broker.log.conversations import Conversations
-from broker.runtime.errors import DeckhandsError
-from deckhands.client.client import Client
+from broker.log import Conversations
+from broker.runtime import DeckhandsError
+from deckhands.client import Client
 
 Act = Callable[[Client, str], Awaitable[object]]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import click
 
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError
 from deckhands.cli.abbreviations import CONVERSATION_ID
 from deckhands.cli.commands.run import new_task
 from deckhands.cli.options import given_text
@@ -20,14 +20,18 @@ from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cli.task_options import TaskOptions, task_options, workspace_option
 from deckhands.cli.tui.places import Place, private_place
 from deckhands.cli.verbs import options_as
-from deckhands.client.client import Client
-from deckhands.client.connecting import conversation_client
-from deckhands.client.reading.output import note, summary_lines
-from deckhands.client.reading.terminal import is_redrawn, print_text
-from deckhands.client.running_cluster import open_cluster
-from deckhands.client.runs.headless import Task
-from deckhands.client.tasks.spec import UNSAID
-from deckhands.cluster.home import Home
+from deckhands.client import (
+    UNSAID,
+    Client,
+    Task,
+    conversation_client,
+    is_redrawn,
+    note,
+    open_cluster,
+    print_text,
+    summary_lines,
+)
+from deckhands.cluster import Home
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"

@@ -11,25 +11,17 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 
-from broker.contract.actions import RiskyAction
-from broker.contract.events import Event, ModelReply
-from broker.contract.policies import ConfirmationPolicy
-from broker.coordination.transfers import TransferFailed
-from broker.log.live_text import LiveText, Piece
-from broker.runtime.clock import SYSTEM_CLOCK
-from broker.runtime.errors import DeckhandsError, EventsLost, StoreError, UsageError
-from broker.runtime.ids import new_conversation_id
+from broker.contract import ConfirmationPolicy, Event, ModelReply, RiskyAction
+from broker.coordination import TransferFailed
+from broker.log import LiveText, Piece
+from broker.runtime import SYSTEM_CLOCK, DeckhandsError, EventsLost, StoreError, UsageError, new_conversation_id
 from deckhands.cli.commands.control import WAYS
 from deckhands.cli.commands.why import lines_of
 from deckhands.cli.screen_printer import ScreenPrinter
 from deckhands.cli.tui.places import Place
 from deckhands.cli.tui.prompt import Prompt
 from deckhands.cli.tui.slash import Typed, answer_in, help_lines, parsed
-from deckhands.client.changing import Change
-from deckhands.client.reading.output import summary_lines
-from deckhands.client.reading.screen import ScreenRenderer
-from deckhands.client.reading.summary import Summary
-from deckhands.client.reading.terminal import clean, clean_line
+from deckhands.client import Change, ScreenRenderer, Summary, clean, clean_line, summary_lines
 
 OLD_EVENTS_SHOWN = 60
 NEW_EVENTS = 2
@@ -258,7 +250,7 @@ class Chat:
     async def _image(self, path: str) -> None:
         if not path:
             raise UsageError("No picture is named.", remedy="Type /image PATH.")
-        from deckhands.client.tasks.images import image_urls_of
+        from deckhands.client import image_urls_of
 
         await asyncio.to_thread(image_urls_of, [path])  # refuses what is no picture before anything is typed
         self._place.images.append(path)

@@ -8,7 +8,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from deckhands.cli.verbs import options_as
-from deckhands.client.reading.terminal import print_text
+from deckhands.client import print_text
 
 SECTION = "Operate a cluster"
 VERBS = {"completion": "Print what lets bash, zsh or fish complete verbs, options and ids."}

@@ -13,10 +13,9 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from broker.runtime.clock import SYSTEM_CLOCK
+from broker.runtime import SYSTEM_CLOCK
 from deckhands.cli.tui.roster import DEAD, Row
-from deckhands.client.reading.status_line import short_number, span
-from deckhands.client.reading.terminal import fitted, width_of
+from deckhands.client import fitted, short_number, span, width_of
 
 COLUMNS: Sequence[tuple[str, int, str]] = (
     ("STATE", 27, "state"),

@@ -8,17 +8,12 @@ from textual.binding import Binding
 from textual.screen import Screen
 from textual.widgets import Footer, RichLog, Static
 
-from broker.contract.actions import RiskyAction
-from broker.contract.events import Event
-from broker.runtime.clock import SYSTEM_CLOCK
-from broker.runtime.errors import CorruptEntry, DeckhandsError, StoreError
+from broker.contract import Event, RiskyAction
+from broker.runtime import SYSTEM_CLOCK, CorruptEntry, DeckhandsError, StoreError
 from deckhands.cli.commands.why import lines_of
 from deckhands.cli.tui.actions import do, said
 from deckhands.cli.tui.questions import Line, Sure
-from deckhands.client.client import Client
-from deckhands.client.reading.screen import ScreenRenderer
-from deckhands.client.reading.status_line import Standing
-from deckhands.client.reading.terminal import clean_line
+from deckhands.client import Client, ScreenRenderer, Standing, clean_line
 
 EVENTS_SHOWN = 200
 LOOK_SECONDS = 1.0

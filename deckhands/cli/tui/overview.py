@@ -9,12 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from broker.store.store import Store
+from broker.store import Store
 from deckhands.cli.tui.roster import Row
-from deckhands.client.reading.status_line import short_number, span
-from deckhands.client.reading.terminal import clean_line
-from deckhands.operations.monitoring.queues import Depth, depths
-from deckhands.operations.monitoring.workers import Worker, workers
+from deckhands.client import clean_line, short_number, span
+from deckhands.operations import Depth, Worker, depths, workers
 
 LEAST_RATE_SECONDS = 0.5
 WAITING = ("awaiting_user_input", "awaiting_user_confirmation")

@@ -7,20 +7,22 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from broker.contract.events import ConversationCreated, Event
-from broker.coordination.workspace_orders import WorkspaceOrders
-from broker.runtime.errors import UnknownConversation
-from broker.runtime.ids import new_conversation_id
-from deckhands.client.client import Client
-from deckhands.client.named_directory import until_anybody_serves
-from deckhands.client.reading.summary import Summary
-from deckhands.client.runs.headless import END_LIMIT_SECONDS, PATIENCE_SECONDS, Task
-from deckhands.client.runs.private_cluster import private_cluster
-from deckhands.client.runs.records import RunFolder
-from deckhands.client.tasks.images import image_urls_of
-from deckhands.client.tasks.tasks import check_task
-from deckhands.cluster.embedded_cluster import Cluster, Notice
-from deckhands.cluster.home import Home, supervising
+from broker.contract import ConversationCreated, Event
+from broker.coordination import WorkspaceOrders
+from broker.runtime import UnknownConversation, new_conversation_id
+from deckhands.client import (
+    END_LIMIT_SECONDS,
+    PATIENCE_SECONDS,
+    Client,
+    RunFolder,
+    Summary,
+    Task,
+    check_task,
+    image_urls_of,
+    private_cluster,
+    until_anybody_serves,
+)
+from deckhands.cluster import Cluster, Home, Notice, supervising
 from deckhands.settings import FaceSettings
 
 

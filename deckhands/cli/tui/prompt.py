@@ -15,7 +15,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.styles import Style
 
 from deckhands.cli.tui.slash import COMMANDS
-from deckhands.client.reading.terminal import clean_line, draw
+from deckhands.client import clean_line, draw
 
 REDRAW_SECONDS = 0.5
 STYLE = Style.from_dict({"bottom-toolbar": "noreverse dim", "asked": "ansiyellow bold", "mark": "ansicyan bold"})

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from broker.store.readings import ask, number, text
-from broker.store.store import Store
-from deckhands.client.reading.terminal import clean_line
+from broker.store import Store, ask, number, text
+from deckhands.client import clean_line
 
 PAGE = 500
 ROWS_AT_ONCE = 240

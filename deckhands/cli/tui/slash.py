@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "help": ("", "lists these commands"),

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import click
 
-from broker.runtime.errors import DeckhandsError, UsageError
+from broker.runtime import DeckhandsError, UsageError
 from deckhands.cli.tui.roster import SORTS
 from deckhands.cli.verbs import options_as
-from deckhands.client.connecting import cluster_client
+from deckhands.client import cluster_client
 from deckhands.settings import FaceSettings
 
 SECTION = "Read conversations"

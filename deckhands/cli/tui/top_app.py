@@ -11,16 +11,14 @@ from textual.containers import VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
-from broker.runtime.clock import SYSTEM_CLOCK
-from broker.runtime.errors import DeckhandsError, StoreError
+from broker.runtime import SYSTEM_CLOCK, DeckhandsError, StoreError, counted
 from deckhands.cli.tui.actions import do
 from deckhands.cli.tui.conversation_list import ConversationList, heading
 from deckhands.cli.tui.one_conversation import OneConversation
 from deckhands.cli.tui.overview import Overview, cluster_lines, conversation_line, queue_line, worker_line
 from deckhands.cli.tui.questions import Sure
 from deckhands.cli.tui.roster import SORTS, Roster, arranged
-from deckhands.client.client import Client
-from deckhands.client.reading.terminal import clean_line, counted
+from deckhands.client import Client, clean_line
 
 LOOK_SECONDS = 1.0
 OVERVIEW_EVERY = 2

@@ -15,14 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, BinaryIO, TypeVar, cast
 
-from broker.contract import codec
-from broker.contract.events import ConversationCreated, DelegateEnded, Event
-from broker.contract.workspace_sources import UploadedSource
-from broker.coordination.stored_files import StoredFiles
-from broker.log.event_log import EventLog
-from broker.runtime.errors import CorruptEntry, UnknownConversation
-from broker.runtime.failpoints import failpoint
-from broker.store.store import Store
+from broker.contract import ConversationCreated, DelegateEnded, Event, UploadedSource, codec
+from broker.coordination import StoredFiles
+from broker.log import EventLog
+from broker.runtime import CorruptEntry, UnknownConversation, failpoint
+from broker.store import Store
 from deckhands.client.archive.archived_file import (
     BLOBS,
     SUMMARY,

@@ -24,10 +24,9 @@ from typing import Any, BinaryIO, Literal, cast
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from broker.contract import codec
-from broker.contract.events import Event
-from broker.log.export import event_line
-from broker.runtime.errors import CorruptEntry, EventUnfit
+from broker.contract import Event, codec
+from broker.log import event_line
+from broker.runtime import CorruptEntry, EventUnfit
 from deckhands.client.archive.errors import CorruptArchive, TooLargeToArchive
 
 EVENTS, SUMMARY, MANIFEST = "events.jsonl", "summary.json", "manifest.json"

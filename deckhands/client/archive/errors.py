@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.runtime.errors import DeckhandsError
+from broker.runtime import DeckhandsError
 
 
 class ArchiveUnavailable(DeckhandsError):

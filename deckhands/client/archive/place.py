@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import fsspec  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
-from broker.runtime.ids import check_conversation_id, is_conversation_id
+from broker.runtime import check_conversation_id, is_conversation_id
 from deckhands.client.archive.errors import ArchiveUnavailable
 
 SUFFIX = ".zip"

@@ -24,8 +24,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from broker.contract.agent_state import AgentState
-from broker.runtime.errors import UsageError
+from broker.contract import AgentState
+from broker.runtime import UsageError
 
 NEVER = "never"
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}

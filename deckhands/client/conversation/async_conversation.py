@@ -14,13 +14,18 @@ from typing import Any, Generic, Self, Unpack, cast
 
 from pydantic import BaseModel
 
-from broker.contract.events import AgentSpec, Event, Limits, WorkspaceSpec
-from broker.contract.interventions import DEFAULT_TIMEOUT_SECONDS
-from broker.contract.policies import ConfirmationPolicy
-from broker.contract.timing import MessagePolicy
-from broker.log.live_text import Piece
-from broker.runtime.errors import UnknownConversation, UsageError
-from broker.tools.custom_tools import CustomTool
+from broker.contract import (
+    DEFAULT_TIMEOUT_SECONDS,
+    AgentSpec,
+    ConfirmationPolicy,
+    Event,
+    Limits,
+    MessagePolicy,
+    WorkspaceSpec,
+)
+from broker.log import Piece
+from broker.runtime import UnknownConversation, UsageError
+from broker.tools import CustomTool
 from deckhands.client.changing import Change
 from deckhands.client.conversation.async_files import AsyncFiles
 from deckhands.client.conversation.following import Callback, Following

@@ -6,7 +6,7 @@ import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from broker.coordination.transfers import FileEntry
+from broker.coordination import FileEntry
 from deckhands.client.protocol import ConversationClient
 
 

@@ -9,9 +9,8 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Generic, Self, Unpack
 
-from broker.contract.events import AgentSpec
-from broker.contract.policies import ConfirmationPolicy
-from broker.tools.custom_tools import CustomTool
+from broker.contract import AgentSpec, ConfirmationPolicy
+from broker.tools import CustomTool
 from deckhands.client.conversation.async_conversation import AsyncConversation
 from deckhands.client.conversation.async_files import AsyncFiles
 from deckhands.client.conversation.blocking import Blocking, Loop, blocking, blocking_iterator

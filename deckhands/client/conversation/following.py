@@ -11,9 +11,9 @@ import contextlib
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
 
-from broker.contract.events import Event
-from broker.log.live_text import Piece
-from broker.runtime.errors import EventsLost, OutcomeUnknown, StoreUnavailable, UsageError
+from broker.contract import Event
+from broker.log import Piece
+from broker.runtime import EventsLost, OutcomeUnknown, StoreUnavailable, UsageError
 from deckhands.client.conversation.place import Place
 from deckhands.client.reading.summary import Tally
 from deckhands.client.watcher import follow

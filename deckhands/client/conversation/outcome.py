@@ -8,7 +8,7 @@ from typing import Any, Generic
 from pydantic import BaseModel
 from typing_extensions import TypeVar
 
-from broker.runtime.errors import DeckhandsError, UsageError
+from broker.runtime import DeckhandsError, UsageError
 from deckhands.client.reading.summary import Summary
 
 OutputT = TypeVar("OutputT", bound=BaseModel | None, default=None)

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from broker.runtime.errors import UsageError
-from broker.tools.custom_tools import CustomTool
+from broker.runtime import UsageError
+from broker.tools import CustomTool
 
 TOOLS, PYTHON_PATH = "DECKHANDS_TOOLS", "PYTHONPATH"
 

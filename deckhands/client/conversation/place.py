@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from broker.contract.events import AgentSpec, ConversationCreated, Event, WorkspaceSpec
-from broker.coordination.workspace_orders import WorkspaceOrders
-from broker.runtime.errors import DeckhandsError, UsageError
+from broker.contract import AgentSpec, ConversationCreated, Event, WorkspaceSpec
+from broker.coordination import WorkspaceOrders
+from broker.runtime import DeckhandsError, UsageError
 from deckhands.client.client import Client
 from deckhands.client.protocol import ConversationClient
 from deckhands.client.reading.summary import summarize
@@ -23,8 +23,7 @@ from deckhands.client.remote.remote_client import RemoteClient
 from deckhands.client.runs.cluster_notices import unless_broken
 from deckhands.client.runs.private_cluster import private_cluster
 from deckhands.client.runs.records import RunFolder
-from deckhands.cluster.embedded_cluster import Cluster
-from deckhands.cluster.home import Home, supervising
+from deckhands.cluster import Cluster, Home, supervising
 from deckhands.settings import FaceSettings
 
 PATIENCE_SECONDS = 30.0

@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any, Self
 
-from broker.contract.actions import AgentDelegateAction
-from broker.contract.events import ConversationCreated, DelegateEnded, Event, ModelReply
+from broker.contract import AgentDelegateAction, ConversationCreated, DelegateEnded, Event, ModelReply
 
 _CACHED = ("cache_read_tokens", "cache_write_tokens")
 

@@ -17,11 +17,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from broker.contract.events import Event
-from broker.contract.notes import MAX_NOTES, Note, Notebook, NoteObservation, in_order
-from broker.contract.specs import MemorySpec
-from broker.coordination.notebooks import FULL, FULL_REMEDY, Notebooks
-from broker.runtime.errors import UsageError
+from broker.contract import MAX_NOTES, Event, MemorySpec, Note, Notebook, NoteObservation, in_order
+from broker.coordination import FULL, FULL_REMEDY, Notebooks
+from broker.runtime import UsageError
 
 MARK = "+"
 """Ends every name of a folder or file, so that none is empty or leads elsewhere; no user or project has it."""

@@ -13,11 +13,9 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from broker.contract.actions import RiskyAction
-from broker.contract.events import Event
-from broker.log.export import event_line
-from broker.log.live_text import Piece
-from broker.runtime.counting import counted
+from broker.contract import Event, RiskyAction
+from broker.log import Piece, event_line
+from broker.runtime import counted
 from deckhands.client.reading.metrics import Metrics
 from deckhands.client.reading.rendering import Renderer
 from deckhands.client.reading.summary import Summary

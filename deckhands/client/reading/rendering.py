@@ -11,12 +11,18 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from broker.contract.actions import RiskyAction
-from broker.contract.agent_state import AgentState
-from broker.contract.events import Action, Event, EventSource, ModelCallFailed
-from broker.contract.kinds import Paragraph
-from broker.contract.observations import AgentStateChangedObservation
-from deckhands.client.reading.terminal import clean, counted
+from broker.contract import (
+    Action,
+    AgentState,
+    AgentStateChangedObservation,
+    Event,
+    EventSource,
+    ModelCallFailed,
+    Paragraph,
+    RiskyAction,
+)
+from broker.runtime import counted
+from deckhands.client.reading.terminal import clean
 
 MAX_COLUMNS = 2_000
 MAX_ASKED_LINES = 10_000

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from broker.contract.events import Action, Event, ModelReply
-from broker.contract.kinds import Paragraph
+from broker.contract import Action, Event, ModelReply, Paragraph
+from broker.runtime import counted
 from deckhands.client.reading.rendering import Renderer
-from deckhands.client.reading.terminal import clean, counted
+from deckhands.client.reading.terminal import clean
 
 FOLDED_LINES = 12
 """How many lines of an output are shown; the rest is counted."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from broker.contract.events import Action, ConversationCreated, Event, ModelCallFailed, ModelReply
+from broker.contract import Action, ConversationCreated, Event, ModelCallFailed, ModelReply
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from broker.contract.actions import CmdRunAction
-from broker.contract.agent_state import AgentState
-from broker.contract.events import Action, Event, ModelCallFailed, Observation
+from broker.contract import Action, AgentState, CmdRunAction, Event, ModelCallFailed, Observation
 from deckhands.client.reading.summary import Summary, Tally
 from deckhands.client.reading.terminal import clean_line
 

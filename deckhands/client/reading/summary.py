@@ -11,28 +11,25 @@ from datetime import datetime
 from enum import IntEnum
 from typing import Any, Self
 
-from broker.contract.actions import (
+from broker.contract import (
     AgentFinishAction,
     AgentRejectAction,
-    MessageAction,
-    SystemMessageAction,
-)
-from broker.contract.agent_state import AgentState
-from broker.contract.events import (
     AgentSpec,
+    AgentState,
+    AgentStateChangedObservation,
     ConversationBegun,
+    ConversationChanged,
     ConversationCreated,
     DelegateEnded,
     Event,
     EventSource,
+    MessageAction,
     ModelCallFailed,
     ModelReply,
     Observation,
+    SystemMessageAction,
 )
-from broker.contract.interventions import ConversationChanged
-from broker.contract.observations import AgentStateChangedObservation
-from broker.log.expiry import EXPIRED_CODE
-from broker.log.status import Status
+from broker.log import EXPIRED_CODE, Status
 from deckhands.client.reading.metrics import Metrics, MetricsFold
 
 LIMIT_ERRORS = (

@@ -18,8 +18,6 @@ from typing import TextIO
 
 import click
 
-from broker.runtime.counting import counted as counted  # noqa: PLC0414  (a number as a terminal shows it)
-
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # what a terminal obeys
     "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f"  # what reorders a line or is not seen

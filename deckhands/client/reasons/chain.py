@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from broker.contract.agent_state import TERMINAL_STATES, AgentState
-from broker.log.wait_reasons import WaitReason
-from deckhands.client.reading.terminal import counted
+from broker.contract import TERMINAL_STATES, AgentState
+from broker.log import WaitReason
+from broker.runtime import counted
 from deckhands.client.reasons.facts import Facts
 from deckhands.client.reasons.link import Cause, Link, Why
 from deckhands.client.reasons.model_waits import batch, budget, model_call

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from broker.limits.ledger import Account
-from broker.log.conversations import ConversationRow, Takeover
+from broker.limits import Account
+from broker.log import ConversationRow, Takeover
 from deckhands.client.reasons.history import History
 from deckhands.client.reasons.link import Why
 

@@ -9,17 +9,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from broker.contract.actions import AgentDelegateAction, ChangeAgentStateAction, MessageAction
-from broker.contract.agent_state import AgentState
-from broker.contract.double_texting import InterruptedObservation
-from broker.contract.events import (
+from broker.contract import (
     Action,
+    AgentDelegateAction,
+    AgentState,
+    AgentStateChangedObservation,
+    ChangeAgentStateAction,
     ConfirmationStatus,
     ConversationBegun,
     ConversationCreated,
     DelegateEnded,
     Event,
     EventSource,
+    InterruptedObservation,
+    MessageAction,
     ModelCallAdmitted,
     ModelCallDeferred,
     ModelCallFailed,
@@ -27,8 +30,7 @@ from broker.contract.events import (
     Observation,
     OperatorActed,
 )
-from broker.contract.observations import AgentStateChangedObservation
-from broker.log.status import Status
+from broker.log import Status
 
 LAST_LINES = 5
 TEXT_CHARS = 300

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from broker.runtime import counted
 from deckhands.client.reading.summary import REMEDIES
-from deckhands.client.reading.terminal import counted
 from deckhands.client.reasons.facts import BudgetFact, Facts
 from deckhands.client.reasons.link import Cause, Link
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.contract.agent_state import AgentState
+from broker.contract import AgentState
 from deckhands.client.reading.summary import REMEDIES
 from deckhands.client.reasons.facts import Facts
 from deckhands.client.reasons.link import Cause, Link

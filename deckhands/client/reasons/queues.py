@@ -9,12 +9,9 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta
 
-from broker.limits.ledger import Ledger
-from broker.limits.quotas import Pool
-from broker.runtime.errors import DeckhandsError, StoreMisconfigured
-from broker.store.keys import ShardKeys
-from broker.store.readings import ask, number, pairs, text
-from broker.store.store import Store
+from broker.limits import Ledger, Pool
+from broker.runtime import DeckhandsError, StoreMisconfigured
+from broker.store import ShardKeys, Store, ask, number, pairs, text
 from deckhands.client.reasons.facts import BudgetFact, PlaceInLine, QuotaFact
 
 MOST_BEFORE = 1_000

@@ -12,17 +12,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
-from broker.contract.events import Event
-from broker.coordination.figures import FIELD, read_figures
-from broker.coordination.membership import Member, members
-from broker.coordination.placement import find_placement, serves_pool
-from broker.log.conversations import ConversationRow, Conversations
-from broker.log.delegates import delegate_conversation
-from broker.log.wait_reasons import WaitReason
-from broker.runtime.clock import from_millis
-from broker.runtime.errors import UnknownConversation
-from broker.store.readings import LARGEST, ask, number, pairs, text
-from broker.store.store import Store
+from broker.contract import Event
+from broker.coordination import FIELD, Member, find_placement, members, read_figures, serves_pool
+from broker.log import ConversationRow, Conversations, WaitReason, delegate_conversation
+from broker.runtime import UnknownConversation, from_millis
+from broker.store import LARGEST, Store, ask, number, pairs, text
 from deckhands.client.reasons.chain import why_of
 from deckhands.client.reasons.facts import ActionFact, Facts, NodeFact, PlaceInLine, WorkerFact
 from deckhands.client.reasons.history import History, history_of

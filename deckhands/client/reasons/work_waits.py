@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from broker.contract.events import Action
-from broker.log.delegates import delegate_conversation
-from deckhands.client.reading.terminal import counted
+from broker.contract import Action
+from broker.log import delegate_conversation
+from broker.runtime import counted
 from deckhands.client.reasons.facts import ActionFact, Facts, NodeFact, PlaceInLine, WorkerFact
 from deckhands.client.reasons.link import Cause, Link
 

@@ -13,10 +13,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from broker.contract.workspace_sources import UploadedSource
-from broker.coordination.stored_files import MAX_STORED_FILE_BYTES, content_name
-from broker.coordination.transfers import MAX_COPY_BYTES, MAX_COPY_FILES
-from broker.runtime.errors import UsageError
+from broker.contract import UploadedSource
+from broker.coordination import MAX_COPY_BYTES, MAX_COPY_FILES, MAX_STORED_FILE_BYTES, content_name
+from broker.runtime import UsageError
 from deckhands.client.named_directory import refuse_unfit
 from deckhands.client.transfers.packed_files import SPECIAL_BITS
 from deckhands.settings import FaceSettings

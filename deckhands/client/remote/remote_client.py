@@ -15,16 +15,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from broker.contract.events import AgentSpec, Event
-from broker.contract.interventions import DEFAULT_TIMEOUT_SECONDS
-from broker.contract.timing import MessagePolicy
-from broker.coordination.stored_files import content_name
-from broker.log.conversations import Progress
-from broker.log.export import event_from_export
-from broker.log.live_text import Piece
-from broker.runtime.clock import to_millis
-from broker.runtime.errors import EventsLost, StoreUnavailable, UnknownConversation, UsageError
-from broker.runtime.ids import jitter
+from broker.contract import DEFAULT_TIMEOUT_SECONDS, AgentSpec, Event, MessagePolicy
+from broker.coordination import content_name
+from broker.log import Piece, Progress, event_from_export
+from broker.runtime import EventsLost, StoreUnavailable, UnknownConversation, UsageError, jitter, to_millis
 from deckhands.client.changing import Change
 from deckhands.client.errors import NotSettled, NotStopped
 from deckhands.client.named_directory import DirectoryNotTaken

@@ -10,8 +10,8 @@ import io
 from pathlib import Path
 from urllib.parse import quote
 
-from broker.coordination.transfers import FileEntry
-from broker.runtime.errors import UsageError
+from broker.coordination import FileEntry
+from broker.runtime import UsageError
 from deckhands.client.remote.server_calls import ServerCalls
 from deckhands.client.transfers.packed_files import unpack
 

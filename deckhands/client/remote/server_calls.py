@@ -14,8 +14,8 @@ from typing import Any
 
 import httpx2
 
-from broker.coordination.transfers import TransferFailed
-from broker.runtime.errors import (
+from broker.coordination import TransferFailed
+from broker.runtime import (
     ConversationBusy,
     CorruptEntry,
     DeckhandsError,
@@ -23,8 +23,9 @@ from broker.runtime.errors import (
     StoreUnavailable,
     UnknownConversation,
     UsageError,
+    jitter,
+    new_key,
 )
-from broker.runtime.ids import jitter, new_key
 from deckhands.client.errors import IsArchived
 from deckhands.client.transfers.commands import CommandFailed
 

@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from broker.coordination.membership import Member, members, silent_roles
-from broker.runtime.errors import OutcomeUnknown, StoreUnavailable
+from broker.coordination import Member, members, silent_roles
+from broker.runtime import OutcomeUnknown, StoreUnavailable
 from deckhands.client.client import Client
-from deckhands.cluster.embedded_cluster import Notice
+from deckhands.cluster import Notice
 
 T = TypeVar("T")
 POLL_SECONDS = 0.2

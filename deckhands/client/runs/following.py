@@ -9,10 +9,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
-from broker.contract.actions import ChangeAgentStateAction, RiskyAction
-from broker.contract.agent_state import AgentState
-from broker.contract.events import ConfirmationStatus, Event, ModelReply
-from broker.runtime.errors import EventsLost
+from broker.contract import AgentState, ChangeAgentStateAction, ConfirmationStatus, Event, ModelReply, RiskyAction
+from broker.runtime import EventsLost
 from deckhands.client.client import Client
 from deckhands.client.reading.summary import Tally
 from deckhands.client.watcher import has_ended

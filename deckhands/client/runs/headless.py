@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from broker.contract.agent_state import AgentState
-from broker.contract.events import ConversationCreated, Event
-from broker.contract.notes import Notebook
-from broker.contract.observations import ErrorObservation
-from broker.contract.specs import MemorySpec
-from broker.coordination.notebooks import Notebooks
-from broker.coordination.workspace_orders import WorkspaceOrders
-from broker.log.live_text import LiveText, Piece
-from broker.log.status import Status
-from broker.runtime.errors import DeckhandsError, OutcomeUnknown, StoreUnavailable, UnknownConversation, UsageError
-from broker.runtime.ids import new_conversation_id
+from broker.contract import AgentState, ConversationCreated, ErrorObservation, Event, MemorySpec, Notebook
+from broker.coordination import Notebooks, WorkspaceOrders
+from broker.log import LiveText, Piece, Status
+from broker.runtime import (
+    DeckhandsError,
+    OutcomeUnknown,
+    StoreUnavailable,
+    UnknownConversation,
+    UsageError,
+    new_conversation_id,
+)
 from deckhands.client.client import Client
 from deckhands.client.named_directory import until_anybody_serves
 from deckhands.client.reading.notebook_file import NotebookFile
@@ -38,8 +38,7 @@ from deckhands.client.runs.following import Ask, OnEvent, follow
 from deckhands.client.runs.private_cluster import private_cluster
 from deckhands.client.runs.records import RunFolder
 from deckhands.client.tasks.spec import UNSAID, TaskSpec
-from deckhands.cluster.embedded_cluster import Cluster, Notice
-from deckhands.cluster.home import Home, supervising
+from deckhands.cluster import Cluster, Home, Notice, supervising
 
 STOP_LIMIT_SECONDS = 15.0
 """How long an interrupted conversation may take to stop."""

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from broker.contract.events import AgentSpec, WorkspaceSpec
-from broker.contract.workspace_sources import GitSource
+from broker.contract import AgentSpec, GitSource, WorkspaceSpec
 from deckhands.client.named_directory import refuse_unfit
-from deckhands.cluster.embedded_cluster import ClusterSpec
+from deckhands.cluster import ClusterSpec
 from deckhands.settings import MODEL_VARIABLES, PROFILES_VARIABLE
 
 

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from broker.contract.events import Event
-from broker.log.export import event_from_export, event_line
-from broker.runtime.errors import CorruptEntry
+from broker.contract import Event
+from broker.log import event_from_export, event_line
+from broker.runtime import CorruptEntry
 from deckhands.client.reading.summary import Summary, summarize
 
 

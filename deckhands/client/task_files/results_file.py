@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from broker.runtime.errors import DeckhandsError, UsageError
+from broker.runtime import DeckhandsError, UsageError
 from deckhands.client.reading.summary import ExitCode, Summary
 
 BEGINNING = b'{"id": '

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from broker.runtime.errors import AdmissionRefused
-from broker.runtime.ids import jitter
+from broker.runtime import AdmissionRefused, jitter
 from deckhands.client.client import Client
 from deckhands.client.many import for_each
 from deckhands.client.reading.summary import ExitCode, Summary

@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError
 from deckhands.client.tasks.spec import TaskSpec
 from deckhands.client.tasks.tasks import conversation_id_of
 

@@ -15,7 +15,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError
 
 MAX_IMAGES = 20
 MAX_IMAGE_BYTES = 5 * 2**20

@@ -14,16 +14,21 @@ from typing import Any, TypeVar, Unpack, get_args
 
 from pydantic import BaseModel
 
-from broker.contract.actions import WAYS_OUT
-from broker.contract.events import AgentSpec, Limits, WorkspaceSpec
-from broker.contract.labels import checked_labels
-from broker.contract.policies import BUILT_IN_ANALYZERS, PLUGIN_NAME, ConfirmationPolicy
-from broker.contract.specs import Tenancy
-from broker.contract.timing import DoubleTexting, MessagePolicy
-from broker.runtime.errors import UsageError
-from broker.runtime.ids import check_conversation_id, new_conversation_id
-from broker.runtime.tracing import checked_traceparent
-from broker.tools.output_schema import check_output_schema
+from broker.contract import (
+    BUILT_IN_ANALYZERS,
+    PLUGIN_NAME,
+    WAYS_OUT,
+    AgentSpec,
+    ConfirmationPolicy,
+    DoubleTexting,
+    Limits,
+    MessagePolicy,
+    Tenancy,
+    WorkspaceSpec,
+    checked_labels,
+)
+from broker.runtime import UsageError, check_conversation_id, checked_traceparent, new_conversation_id
+from broker.tools import check_output_schema
 from deckhands.client.tasks.images import image_urls_of
 from deckhands.client.tasks.places import Directory, place_in
 from deckhands.client.tasks.spec import TaskFields, TaskSpec

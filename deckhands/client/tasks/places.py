@@ -6,10 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.contract.specs import WorkspaceSpec
-from broker.contract.workspace_sources import GitSource, UploadedSource, format_of, git_source
-from broker.coordination.stored_files import check_size, content_name
-from broker.runtime.errors import UsageError
+from broker.contract import GitSource, UploadedSource, WorkspaceSpec, format_of, git_source
+from broker.coordination import check_size, content_name
+from broker.runtime import UsageError
 
 Directory = WorkspaceSpec | str | os.PathLike[str]
 

@@ -16,13 +16,22 @@ from typing import Annotated, Any, Self, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from broker.contract.events import AgentSpec, Limits, WorkspaceSpec
-from broker.contract.labels import Labels
-from broker.contract.specs import NAME_PATTERN, PriorityName, Tenancy
-from broker.contract.timing import DoubleTexting, Moment, Seconds, Timing
-from broker.contract.workspace_sources import git_source
-from broker.runtime.errors import UsageError
-from broker.tools.output_schema import check_output_schema
+from broker.contract import (
+    NAME_PATTERN,
+    AgentSpec,
+    DoubleTexting,
+    Labels,
+    Limits,
+    Moment,
+    PriorityName,
+    Seconds,
+    Tenancy,
+    Timing,
+    WorkspaceSpec,
+    git_source,
+)
+from broker.runtime import UsageError
+from broker.tools import check_output_schema
 from deckhands.client.tasks.images import MAX_IMAGES, Image, ImageUrl, image_urls_of
 from deckhands.client.tasks.places import Directory
 from deckhands.client.tasks.tasks import MAX_TASK_CHARS, output_of

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from broker.contract.specs import OutputSpec
-from broker.runtime.errors import UsageError
-from broker.tools.output_schema import check_output_schema
+from broker.contract import OutputSpec
+from broker.runtime import UsageError
+from broker.tools import check_output_schema
 
 MAX_TASK_CHARS = 100_000
 MAX_TITLE_CHARS = 80

@@ -10,21 +10,20 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from broker.contract.codec import decode_any
-from broker.contract.events import ConversationCreated, Event
-from broker.contract.interventions import (
+from broker.contract import (
     DEFAULT_TIMEOUT_SECONDS,
     MAX_COMMAND_CHARS,
     MAX_TIMEOUT_SECONDS,
     CommandExecutedObservation,
+    ConversationCreated,
+    Event,
     ExecuteCommandAction,
+    WorkspaceOpenedObservation,
+    decode_any,
 )
-from broker.contract.workspace_events import WorkspaceOpenedObservation
-from broker.coordination.transfers import NoWorkspace
-from broker.log.event_log import Closed, EventLog
-from broker.log.latest_event import find_latest_event
-from broker.log.lost_tails import followed
-from broker.runtime.errors import DeckhandsError, UsageError
+from broker.coordination import NoWorkspace
+from broker.log import Closed, EventLog, find_latest_event, followed
+from broker.runtime import DeckhandsError, UsageError
 
 BEGIN_LIMIT_SECONDS = 60.0
 """How long a tool worker may take to begin."""

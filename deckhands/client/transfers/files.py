@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
-from broker.coordination.transfers import (
+from broker.coordination import (
     LONG_ANSWER_LIMIT_SECONDS,
     MAX_COPY_BYTES,
     FileEntry,
@@ -23,8 +23,8 @@ from broker.coordination.transfers import (
     TransferRequest,
     Transfers,
 )
-from broker.runtime.errors import UsageError
-from broker.store.store import Store
+from broker.runtime import UsageError
+from broker.store import Store
 from deckhands.client.transfers.packed_files import pack, unpack
 from deckhands.client.transfers.transfer_parts import IncomingParts, OutgoingParts, Progress
 

@@ -19,8 +19,8 @@ from typing import IO
 
 import zstandard
 
-from broker.coordination.transfers import MAX_COPY_BYTES
-from broker.runtime.errors import UsageError
+from broker.coordination import MAX_COPY_BYTES
+from broker.runtime import UsageError
 
 if sys.version_info >= (3, 11, 4):
     import tarfile

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from broker.coordination.transfers import (
+from broker.coordination import (
     LONG_ANSWER_LIMIT_SECONDS,
     MAX_COPY_BYTES,
     PART_BYTES,
@@ -20,8 +20,7 @@ from broker.coordination.transfers import (
     TransferRequest,
     Transfers,
 )
-from broker.runtime.errors import UsageError
-from broker.runtime.ids import new_key
+from broker.runtime import UsageError, new_key
 
 T = TypeVar("T")
 END_LIMIT_SECONDS = 10.0

@@ -18,10 +18,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from broker.runtime.clock import from_millis
-from broker.runtime.ids import is_conversation_id
-from broker.store.readings import ask, number, pairs, text
-from broker.store.store import Store
+from broker.runtime import from_millis, is_conversation_id
+from broker.store import Store, ask, number, pairs, text
 from deckhands.evaluation.attempts.results import Row
 from deckhands.evaluation.attempts.standing import Standing, standing_from
 from deckhands.evaluation.attempts.steering import KEPT_SECONDS, AttemptKey

@@ -13,10 +13,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from broker.runtime.clock import SYSTEM_CLOCK
-from broker.runtime.errors import UsageError
-from deckhands.client.client import Client
-from deckhands.client.many import for_each
+from broker.runtime import SYSTEM_CLOCK, UsageError
+from deckhands.client import Client, for_each
 from deckhands.evaluation.attempts.catalog import About, Catalog
 from deckhands.evaluation.attempts.load import ClusterLoad
 from deckhands.evaluation.attempts.pace import HostPace, ModelPace

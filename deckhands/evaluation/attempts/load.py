@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from broker.store.store import Store
+from broker.store import Store
 from deckhands.evaluation.attempts.pace import Calls, Hosts
-from deckhands.operations.monitoring.workers import Worker, workers
+from deckhands.operations import Worker, workers
 
 REFUSED, ANSWERED = "rate_limit", "answered"
 TOOL = "tool"

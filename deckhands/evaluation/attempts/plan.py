@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker.contract.events import AgentSpec, Limits
-from deckhands.client.forking import Point
+from broker.contract import AgentSpec, Limits
+from deckhands.client import Point
 from deckhands.evaluation.datasets.instances import Instance
 
 LABEL = "evaluation"

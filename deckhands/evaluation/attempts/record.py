@@ -16,8 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from broker.runtime.clock import SYSTEM_CLOCK
-from broker.runtime.errors import UsageError
+from broker.runtime import SYSTEM_CLOCK, UsageError
 from deckhands.evaluation.attempts.results import Row
 from deckhands.evaluation.attempts.standing import Standing
 

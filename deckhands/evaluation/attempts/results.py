@@ -16,7 +16,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError
 
 Outcome = Literal["resolved", "unresolved", "limit", "refused", "infra-abandoned", "not-run"]
 OUTCOMES: Sequence[Outcome] = ("resolved", "unresolved", "limit", "refused", "infra-abandoned", "not-run")

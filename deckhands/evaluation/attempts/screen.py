@@ -10,9 +10,8 @@ import sys
 from types import TracebackType
 from typing import Self
 
-from broker.runtime.clock import SYSTEM_CLOCK
-from deckhands.client.reading.output import note, table
-from deckhands.client.reading.terminal import clean_line, fitted, is_redrawn, redraw_lines
+from broker.runtime import SYSTEM_CLOCK
+from deckhands.client import clean_line, fitted, is_redrawn, note, redraw_lines, table
 from deckhands.evaluation.attempts.standing import Standing
 
 REDRAW_SECONDS = 0.5

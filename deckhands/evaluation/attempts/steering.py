@@ -16,9 +16,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from broker.runtime.ids import new_key
-from broker.store.connection import texts_by_name
-from broker.store.store import Store
+from broker.runtime import new_key
+from broker.store import Store, texts_by_name
 from deckhands.evaluation.attempts.results import Row
 
 KEPT_SECONDS = 30 * 86_400

@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError
 from deckhands.evaluation.attempts.plan import Attempt
 from deckhands.evaluation.attempts.results import Row
 from deckhands.evaluation.attempts.statistics import resolved_by_instance, summary_of

@@ -11,8 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from broker.contract.agent_state import AgentState
-from broker.contract.events import (
+from broker.contract import (
+    AgentState,
+    AgentStateChangedObservation,
     Event,
     ModelCallAdmitted,
     ModelCallDeferred,
@@ -20,7 +21,6 @@ from broker.contract.events import (
     ModelReply,
     Observation,
 )
-from broker.contract.observations import AgentStateChangedObservation
 
 WORKER = "worker"
 """Waiting for a worker to claim the conversation, or for something that the log does not name."""

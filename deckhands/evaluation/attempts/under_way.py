@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Literal
 
-from broker.log.conversations import Progress
+from broker.log import Progress
 from deckhands.evaluation.attempts.plan import Attempt
 from deckhands.evaluation.attempts.results import Outcome, Row
 

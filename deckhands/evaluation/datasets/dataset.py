@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError
 from deckhands.evaluation.datasets import human_eval, questions, swe_bench
 from deckhands.evaluation.datasets.harbor import find_tasks, harbor_instance
 from deckhands.evaluation.datasets.inspect_tasks import INSPECT, inspect_instances

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import IO
 
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError
 from deckhands.evaluation.datasets.file_trees import MAX_BYTES, MAX_FILES, File
 
 DOCKER = "docker"

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from broker.contract.events import WorkspaceSpec
-from broker.contract.workspace_sources import UploadedSource
-from broker.coordination.stored_files import check_size, content_name
-from broker.runtime.errors import UsageError
+from broker.contract import UploadedSource, WorkspaceSpec
+from broker.coordination import check_size, content_name
+from broker.runtime import UsageError
 
 MAX_FILES = 20_000
 MAX_BYTES = 64 * 2**20

@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError
 from deckhands.evaluation.datasets.check_programs import COMMAND, FOLDER, program_files
 from deckhands.evaluation.datasets.dockerfile import INSTALLERS, Built, built
 from deckhands.evaluation.datasets.file_trees import File, FixedFiles, packed, tree_of

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError
 from deckhands.evaluation.datasets.file_trees import File, FixedFiles
 from deckhands.evaluation.datasets.human_eval import scripted
 from deckhands.evaluation.datasets.instances import MAX_ID_CHARS, Instance, Judge, ScorerFailed

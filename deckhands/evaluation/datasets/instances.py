@@ -10,8 +10,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from broker.contract.skills import SETUP_SCRIPT
-from broker.runtime.errors import DeckhandsError, UsageError
+from broker.contract import SETUP_SCRIPT
+from broker.runtime import DeckhandsError, UsageError
 from deckhands.evaluation.datasets.file_trees import File, Files, tree_of
 
 SHIPPED = "shipped"

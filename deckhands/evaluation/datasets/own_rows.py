@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from broker.runtime.errors import UsageError
-from deckhands.client.tasks.images import ADDRESSES, DATA, image_urls_of
+from broker.runtime import UsageError
+from deckhands.client import ADDRESSES, DATA, image_urls_of
 from deckhands.evaluation.datasets.check_programs import COMMAND, named_tests
 from deckhands.evaluation.datasets.file_trees import File, Files, FixedFiles, require_fit, tree_of
 from deckhands.evaluation.datasets.instances import ID, Instance

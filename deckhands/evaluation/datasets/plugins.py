@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from broker.runtime.errors import UsageError
-from broker.tools.plugins import entry_points
+from broker.runtime import UsageError
+from broker.tools import entry_points
 
 ENTRY_POINTS = "deckhands.datasets"
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError
 from deckhands.evaluation.datasets.docker_images import InImage
 from deckhands.evaluation.datasets.file_trees import MAX_BYTES, MAX_FILES, File, Files, tree_of
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError
 from deckhands.evaluation.datasets.check_programs import COMMAND, named_tests
 from deckhands.evaluation.datasets.file_trees import tree_of
 from deckhands.evaluation.datasets.instances import Instance

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
 
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError
 from deckhands.evaluation.datasets.check_programs import COMMAND, program_files
 from deckhands.evaluation.datasets.docker_images import DOCKER, ENTER, InImage, image_of
 from deckhands.evaluation.datasets.human_eval import scripted

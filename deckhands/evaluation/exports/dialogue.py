@@ -13,10 +13,16 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from broker.contract.actions import MessageAction, SystemMessageAction
-from broker.contract.double_texting import taken_back
-from broker.contract.events import ConversationCreated, Event, EventSource, ModelReply
-from broker.contract.kinds import Observation
+from broker.contract import (
+    ConversationCreated,
+    Event,
+    EventSource,
+    MessageAction,
+    ModelReply,
+    Observation,
+    SystemMessageAction,
+    taken_back,
+)
 
 Role = Literal["system", "user", "assistant", "tool"]
 

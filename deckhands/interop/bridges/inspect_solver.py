@@ -19,15 +19,19 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import sandbox
 from pydantic import TypeAdapter
 
-from broker.contract.agent_state import AgentState
-from broker.contract.events import AgentSpec, Limits
-from deckhands.client.client import Client
-from deckhands.client.reading.summary import Summary
-from deckhands.client.tasks.spec import MAX_TITLE
-from deckhands.evaluation.datasets.file_trees import MAX_BYTES, MAX_FILES, File, packed, tree_of
-from deckhands.evaluation.evaluation import AGENTS_FAULT, LIMITS
-from deckhands.evaluation.exports.dialogue import dialogue_of
-from deckhands.evaluation.exports.inspect_log import inspect_message
+from broker.contract import AgentSpec, AgentState, Limits
+from deckhands.client import MAX_TITLE, Client, Summary
+from deckhands.evaluation import (
+    AGENTS_FAULT,
+    LIMITS,
+    MAX_BYTES,
+    MAX_FILES,
+    File,
+    dialogue_of,
+    inspect_message,
+    packed,
+    tree_of,
+)
 
 _MESSAGES: TypeAdapter[list[Any]] = TypeAdapter(list[ChatMessage])
 

@@ -17,10 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.runtime.child import Child
-from broker.runtime.clock import SYSTEM_CLOCK, Clock
-from broker.runtime.errors import DeckhandsError, UsageError
-from deckhands.client.reading.summary import ExitCode
+from broker.runtime import SYSTEM_CLOCK, Child, Clock, DeckhandsError, UsageError
+from deckhands.client import ExitCode
 from deckhands.interop.headless.contract import (
     MAX_ITERATIONS,
     MAX_SECONDS,

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from broker.runtime.errors import UsageError
-from broker.runtime.settings import CONFIG_FILES_READ, joined_paths, split_paths
+from broker.runtime import CONFIG_FILES_READ, UsageError, joined_paths, split_paths
 from deckhands.configuration import doubt_about
 from deckhands.interop.headless.config_keys import LLM_KEYS, REFUSED, SECTIONS_REFUSED, TAKEN, WITHOUT_EFFECT, Kind
 

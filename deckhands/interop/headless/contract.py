@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from broker.contract.specs import GoalSpec
-from broker.runtime.errors import UsageError
-from broker.runtime.ids import new_conversation_id
-from deckhands.client.reading.summary import ExitCode
+from broker.contract import GoalSpec
+from broker.runtime import UsageError, new_conversation_id
+from deckhands.client import ExitCode
 from deckhands.interop.headless.inside import Inside
 
 MAX_ITERATIONS = 80

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from broker.runtime.errors import DeckhandsError, UsageError
+from broker.runtime import DeckhandsError, UsageError
 
 MAX_READ_BYTES = 16 * 2**20
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker.contract.agent_pairs import sdk_of
-from broker.contract.specs import AgentSpec, SdkSpec
-from broker.runtime.errors import UsageError
-from broker.runtime.settings import PREFIX, USE_SDK_AGENTS, BrokerSettings, agent_variables
+from broker.contract import AgentSpec, SdkSpec, sdk_of
+from broker.runtime import PREFIX, USE_SDK_AGENTS, BrokerSettings, UsageError, agent_variables
 from deckhands.interop.headless.config_file import Config
 
 VARIABLES_OF: Mapping[str, tuple[str, ...]] = {

@@ -10,11 +10,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from broker.contract.events import ConversationCreated, Event
-from broker.contract.observations import NullObservation
-from broker.log.export import event_from_export
-from broker.runtime.errors import UsageError
-from deckhands.client.forking import fork_of
+from broker.contract import ConversationCreated, Event, NullObservation
+from broker.log import event_from_export
+from broker.runtime import UsageError
+from deckhands.client import fork_of
 from deckhands.interop.openhands.recordings import MAX_EVENTS, UNREADABLE, Findings, check_fit, json_value, read_text
 from deckhands.interop.openhands.results import is_result, missing_result, needs_result
 

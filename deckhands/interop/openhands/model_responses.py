@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from broker.contract.events import ModelReply, ModelToolCall, ToolCallMetadata
+from broker.contract import ModelReply, ModelToolCall, ToolCallMetadata
 
 Fields = Mapping[str, Any]
 

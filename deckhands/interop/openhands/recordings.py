@@ -20,10 +20,8 @@ from typing import Any
 import msgpack
 from pydantic import TypeAdapter, ValidationError
 
-from broker.contract.codec import SHORTEN_ABOVE_BYTES, pack, to_entry
-from broker.contract.events import Event
-from broker.contract.plain_json import MAX_JSON_DEPTH, to_plain_json
-from broker.runtime.errors import CorruptEntry, EventUnfit, UnknownKind, UsageError
+from broker.contract import MAX_JSON_DEPTH, SHORTEN_ABOVE_BYTES, Event, pack, to_entry, to_plain_json
+from broker.runtime import CorruptEntry, EventUnfit, UnknownKind, UsageError
 
 MAX_FILE_BYTES = 128 << 20
 """Of a file, and of all events of a directory."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterable, Sequence
 
-from broker.contract.events import Event
+from broker.contract import Event
 
 MAX_UNORDERED = 2_000
 """Of how many events a range may be taken whose ids are in no order."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from broker.contract.codec import event_from_wire
-from broker.contract.events import ConfirmationStatus, Event
+from broker.contract import ConfirmationStatus, Event, event_from_wire
 
 NO_RESULT = "The recording that this conversation was imported from has no result of this action. It may have run."
 

@@ -14,10 +14,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from broker.contract.agent_state import AgentState
-from broker.contract.codec import event_from_wire
-from broker.contract.events import ConfirmationStatus, ConversationCreated, Event, EventSource, ModelReply
-from deckhands.client.tasks.tasks import title_of
+from broker.contract import (
+    AgentState,
+    ConfirmationStatus,
+    ConversationCreated,
+    Event,
+    EventSource,
+    ModelReply,
+    event_from_wire,
+)
+from deckhands.client import title_of
 from deckhands.interop.openhands.recordings import LOST_IDS, UNREADABLE, Findings, check_fit
 from deckhands.interop.openhands.renumbering import Renumbering
 from deckhands.interop.openhands.results import NO_RESULT

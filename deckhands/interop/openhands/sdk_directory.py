@@ -14,11 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from broker.contract.condenser_specs import DEFAULT_CONDENSER, AnyCondenserSpec, LLMSummarizingCondenserSpec
-from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
-from broker.contract.policies import ConfirmationPolicy
-from broker.contract.specs import Skill
-from broker.runtime.errors import UsageError
+from broker.contract import (
+    DEFAULT_CONDENSER,
+    AgentSpec,
+    AnyCondenserSpec,
+    ConfirmationPolicy,
+    Limits,
+    LLMSpec,
+    LLMSummarizingCondenserSpec,
+    Skill,
+    WorkspaceSpec,
+)
+from broker.runtime import UsageError
 from deckhands.interop.openhands.model_responses import count
 from deckhands.interop.openhands.recordings import (
     MAX_EVENTS,

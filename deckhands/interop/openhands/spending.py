@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker.contract.events import ModelReply
+from broker.contract import ModelReply
 from deckhands.interop.openhands.model_responses import TOKENS, amount, count
 
 NEGLIGIBLE_USD = 1e-9

@@ -13,17 +13,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from broker.contract.actions import CondensationAction, RiskyAction
-from broker.contract.browser_events import BrowseURLAction
-from broker.contract.code_search import CodeSearchAction
-from broker.contract.double_texting import taken_back
-from broker.contract.events import ConversationCreated, Event, EventSource, ModelReply
-from broker.contract.kinds import Observation
-from broker.contract.observations import CmdOutputObservation
-from broker.contract.offered_tools import OfferedToolAction
-from broker.contract.recall import RecallAction
-from broker.contract.session_events import IPythonRunCellAction
-from deckhands.client.reading.metrics import Metrics, MetricsFold
+from broker.contract import (
+    BrowseURLAction,
+    CmdOutputObservation,
+    CodeSearchAction,
+    CondensationAction,
+    ConversationCreated,
+    Event,
+    EventSource,
+    IPythonRunCellAction,
+    ModelReply,
+    Observation,
+    OfferedToolAction,
+    RecallAction,
+    RiskyAction,
+    taken_back,
+)
+from deckhands.client import Metrics, MetricsFold
 from deckhands.interop.openhands.model_responses import reply_extension, response_of, unknown_response
 from deckhands.interop.openhands.v0_kinds import EARLIER_EVENTS, EXTENSION, FAMILIES, HEAD, PLACES, STAND_INS, names_of
 

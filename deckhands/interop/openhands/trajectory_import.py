@@ -16,10 +16,17 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from broker.contract.codec import event_from_wire
-from broker.contract.events import AgentSpec, ConfirmationStatus, ConversationCreated, Event, EventSource, ModelReply
-from broker.runtime.errors import UsageError
-from deckhands.client.tasks.tasks import title_of
+from broker.contract import (
+    AgentSpec,
+    ConfirmationStatus,
+    ConversationCreated,
+    Event,
+    EventSource,
+    ModelReply,
+    event_from_wire,
+)
+from broker.runtime import UsageError
+from deckhands.client import title_of
 from deckhands.interop.openhands.model_responses import OWN_FIELDS, object_in, reply_fields
 from deckhands.interop.openhands.recordings import (
     LOST_IDS,

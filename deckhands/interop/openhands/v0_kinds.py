@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker.contract.events import Event
+from broker.contract import Event
 
 EXTENSION = "deckhands"
 """Key at the top of a recorded event: what Deckhands knows of it and OpenHands has no name for."""

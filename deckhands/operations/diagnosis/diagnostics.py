@@ -8,20 +8,23 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from broker.coordination.unreadable import entries_aside
+from broker.coordination import entries_aside
 from broker.health import HEALTHY, STORE_ROLE, check
-from broker.runtime.environment import TOOLS, worker_environment
-from broker.runtime.errors import StoreError, UsageError
-from broker.runtime.settings import BrokerSettings
-from broker.store.connection import Connection, MultiplexedConnection
-from broker.store.durability import REMEDY, volatility_of
-from broker.store.keys import STORE, TOOLS_FAILED, ShardKeys
-from broker.store.server_versions import weakness_of
-from broker.store.store import open_store, server_facts
-from broker.tools.tool_failures import ToolFailures
-from deckhands.client.archive.errors import ArchiveUnavailable
-from deckhands.client.archive.place import ArchivePlace
-from deckhands.client.archive.retention import Retention
+from broker.runtime import TOOLS, BrokerSettings, StoreError, UsageError, worker_environment
+from broker.store import (
+    REMEDY,
+    STORE,
+    TOOLS_FAILED,
+    Connection,
+    MultiplexedConnection,
+    ShardKeys,
+    open_store,
+    server_facts,
+    volatility_of,
+    weakness_of,
+)
+from broker.tools import ToolFailures
+from deckhands.client import ArchivePlace, ArchiveUnavailable, Retention
 
 DEAD_LETTERS = "dead letters"
 FAILING = "workers report"

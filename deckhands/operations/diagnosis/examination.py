@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from broker.runtime.errors import StoreError
-from broker.store.connection import MultiplexedConnection
-from broker.store.store import server_facts
+from broker.runtime import StoreError
+from broker.store import MultiplexedConnection, server_facts
 from deckhands.operations.diagnosis import log_findings, store_findings, worker_findings
 from deckhands.operations.diagnosis.diagnostics import Finding
 from deckhands.operations.diagnosis.log_findings import judged_logs, orphaned_keys, read_logs, still_ownerless

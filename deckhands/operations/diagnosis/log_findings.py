@@ -9,16 +9,10 @@ from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
 
-from broker.contract.codec import decode_any
-from broker.log.conversations import ConversationRow, Conversations
-from broker.log.event_log import EventLog
-from broker.log.invariants import Violation, violations
-from broker.log.status import status_of
-from broker.runtime.errors import CorruptEntry, EventsLost, StoreMisconfigured, UnknownConversation
-from broker.store.keys import shard_of
-from broker.store.readings import ask, number, text
-from broker.store.store import Store
-from deckhands.client.reading.terminal import counted
+from broker.contract import decode_any
+from broker.log import ConversationRow, Conversations, EventLog, Violation, status_of, violations
+from broker.runtime import CorruptEntry, EventsLost, StoreMisconfigured, UnknownConversation, counted
+from broker.store import Store, ask, number, shard_of, text
 from deckhands.operations.diagnosis.diagnostics import Finding
 from deckhands.operations.diagnosis.looking import broken, found, good
 

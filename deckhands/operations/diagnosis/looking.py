@@ -7,12 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from broker.runtime.clock import SYSTEM_CLOCK, SharedClock
-from broker.runtime.errors import DeckhandsError, StoreMisconfigured
-from broker.store.connection import Connection
-from broker.store.keys import STORE
-from broker.store.readings import ask, pairs, text
-from broker.store.store import Store
+from broker.runtime import SYSTEM_CLOCK, DeckhandsError, SharedClock, StoreMisconfigured
+from broker.store import STORE, Connection, Store, ask, pairs, text
 from deckhands.operations.diagnosis.diagnostics import Finding
 
 PATIENCE_SECONDS = 5.0

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from broker.runtime.errors import DeckhandsError
-from broker.store.connection import Connection, MultiplexedConnection
-from broker.store.function_libraries import ANNOUNCED, FIELD, LIBRARY, FunctionsVersion, own_version
-from broker.store.keys import STORE
-from broker.store.readings import ask, number, pairs, text
+from broker.runtime import DeckhandsError
+from broker.store import (
+    ANNOUNCED,
+    FIELD,
+    LIBRARY,
+    STORE,
+    Connection,
+    FunctionsVersion,
+    MultiplexedConnection,
+    ask,
+    number,
+    own_version,
+    pairs,
+    text,
+)
 from deckhands.operations.diagnosis.diagnostics import Finding
 from deckhands.operations.diagnosis.looking import broken, found, good
 

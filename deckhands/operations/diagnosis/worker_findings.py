@@ -6,13 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from broker.coordination.figures import FIELD, read_figures
-from broker.coordination.membership import ROLES, WALL_FIELD
-from broker.runtime.version import installed_version
-from broker.store.function_libraries import WORKER_FIELD, FunctionsVersion, own_version
-from broker.store.readings import ask, number, pairs, text
-from broker.store.store import Store
-from deckhands.client.reading.terminal import counted
+from broker.coordination import FIELD, ROLES, WALL_FIELD, read_figures
+from broker.runtime import counted, installed_version
+from broker.store import WORKER_FIELD, FunctionsVersion, Store, ask, number, own_version, pairs, text
 from deckhands.operations.diagnosis.diagnostics import Finding
 from deckhands.operations.diagnosis.looking import broken, found, good
 from deckhands.operations.monitoring.queues import Depth, depths

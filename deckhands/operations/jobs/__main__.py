@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from broker.celery.jobs_app import JOBS_CONCURRENCY, JOBS_QUEUE
-from broker.celery.worker_main import run_worker
+from broker.celery import JOBS_CONCURRENCY, JOBS_QUEUE, run_worker
 from deckhands.operations.jobs.service import ROLE
 
 

@@ -6,10 +6,8 @@ from typing import Any
 
 from celery.worker.control import inspect_command
 
-from broker.celery.bootstep import add_loop
-from broker.celery.jobs_app import make_jobs_app
-from broker.runtime.failpoints import arm
-from broker.runtime.settings import BrokerSettings
+from broker.celery import add_loop, make_jobs_app
+from broker.runtime import BrokerSettings, arm
 from deckhands.operations.jobs.service import JobsService
 from deckhands.operations.jobs.table import JOBS, schedule
 from deckhands.operations.jobs.tasks import register, sender

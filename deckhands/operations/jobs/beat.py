@@ -5,14 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 
-from broker.celery.jobs_app import make_jobs_app, run_beat
-from broker.runtime.child import EXIT_USAGE
-from broker.runtime.errors import DeckhandsError
-from broker.runtime.failpoints import arm
-from broker.runtime.hardening import seclude
-from broker.runtime.logs import begin_logging
-from broker.runtime.settings import BrokerSettings, logs_json
-from deckhands.client.reading.terminal import print_text
+from broker.celery import make_jobs_app, run_beat
+from broker.runtime import EXIT_USAGE, BrokerSettings, DeckhandsError, arm, begin_logging, logs_json, seclude
+from deckhands.client import print_text
 from deckhands.operations.jobs.table import schedule
 
 _log = logging.getLogger(__name__)

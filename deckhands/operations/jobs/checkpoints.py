@@ -13,11 +13,10 @@ import json
 import sys
 from typing import Any
 
-from broker.contract.events import ConversationCreated
-from broker.log.entries import decoded
-from broker.log.selection import Selected, Selection
-from broker.runtime.errors import CorruptEntry, DeckhandsError, StoreTooNew
-from broker.store.store import Store
+from broker.contract import ConversationCreated
+from broker.log import Selected, Selection, decoded
+from broker.runtime import CorruptEntry, DeckhandsError, StoreTooNew
+from broker.store import Store
 from deckhands.operations.jobs.job import JobServices
 
 

@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Concatenate
 from weakref import WeakValueDictionary
 
-from broker.runtime.ids import new_key
-from broker.runtime.settings import BrokerSettings
-from broker.store.keys import ShardKeys
-from broker.store.store import Store
-from deckhands.client.client import Client
+from broker.runtime import BrokerSettings, new_key
+from broker.store import ShardKeys, Store
+from deckhands.client import Client
 
 LOCK_MS = 15_000
 RENEWAL_SECONDS = 4.0

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import logging
 
-from broker.log.deletion import NotDeleted
-from broker.log.event_log import EventLog
-from broker.runtime.errors import StoreRefused, UsageError
-from broker.runtime.logs import about
-from broker.store.store import Store
-from deckhands.client.deleting import delete
+from broker.log import EventLog, NotDeleted
+from broker.runtime import StoreRefused, UsageError, about
+from broker.store import Store
+from deckhands.client import delete
 from deckhands.operations.jobs.job import JobServices
 
 SCANNED_AT_ONCE = 1_000

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from broker.runtime.errors import UsageError
-from broker.runtime.ids import check_conversation_id
+from broker.runtime import UsageError, check_conversation_id
 from deckhands.operations.jobs.job import JobServices
 
 

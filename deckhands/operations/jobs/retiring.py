@@ -17,23 +17,32 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from broker.contract.agent_state import AgentState, is_settled
-from broker.contract.events import ConversationCreated, Event
-from broker.log.conversations import ConversationRow, Conversations
-from broker.log.deletion import Deletion, NotDeleted
-from broker.log.event_log import EventLog
-from broker.log.status import status_of
-from broker.runtime.clock import to_millis
-from broker.runtime.errors import CorruptEntry, StoreRefused, StoreTooNew, UnknownConversation, UnknownKind, UsageError
-from broker.runtime.failpoints import failpoint
-from broker.runtime.logs import about
-from broker.secrets.secrets import SecretsLocked
-from broker.store.connection import WRONG_TYPE
-from broker.store.store import Store
-from deckhands.client.archive.archive import Archive, delegates_in
-from deckhands.client.archive.errors import ArchiveConflict, CorruptArchive, TooLargeToArchive
-from deckhands.client.archive.retention import Retention, Rule
-from deckhands.client.deleting import delete, is_delegate_of
+from broker.contract import AgentState, ConversationCreated, Event, is_settled
+from broker.log import ConversationRow, Conversations, Deletion, EventLog, NotDeleted, status_of
+from broker.runtime import (
+    CorruptEntry,
+    StoreRefused,
+    StoreTooNew,
+    UnknownConversation,
+    UnknownKind,
+    UsageError,
+    about,
+    failpoint,
+    to_millis,
+)
+from broker.secrets import SecretsLocked
+from broker.store import WRONG_TYPE, Store
+from deckhands.client import (
+    Archive,
+    ArchiveConflict,
+    CorruptArchive,
+    Retention,
+    Rule,
+    TooLargeToArchive,
+    delegates_in,
+    delete,
+    is_delegate_of,
+)
 from deckhands.operations.jobs.job import JobServices
 
 PAGE = 200

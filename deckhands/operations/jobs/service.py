@@ -8,14 +8,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from broker.celery.bootstep import cancel_when
-from broker.coordination.figures import Figures
-from broker.coordination.heartbeat_thread import HeartbeatThread
-from broker.coordination.membership import Membership
-from broker.runtime.errors import OwnershipLost
-from broker.runtime.ids import new_worker_id
-from broker.runtime.settings import BrokerSettings
-from broker.store.store import Store, open_store
+from broker.celery import cancel_when
+from broker.coordination import Figures, HeartbeatThread, Membership
+from broker.runtime import BrokerSettings, OwnershipLost, new_worker_id
+from broker.store import Store, open_store
 from deckhands.operations.jobs.job import JobServices
 
 ROLE = "jobs"

@@ -12,9 +12,8 @@ from typing import Any
 from celery import Celery, Task
 from celery.exceptions import Reject
 
-from broker.celery.bootstep import LoopThread
-from broker.celery.jobs_app import JOBS_PREFIX, JOBS_QUEUE, JobRequest
-from broker.runtime.errors import DeckhandsError
+from broker.celery import JOBS_PREFIX, JOBS_QUEUE, JobRequest, LoopThread
+from broker.runtime import DeckhandsError
 from deckhands.operations.jobs.job import Job, JobServices, alone
 from deckhands.operations.jobs.service import JobsService
 

@@ -21,18 +21,22 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
-from broker.contract.codec import decode_any
-from broker.contract.events import Event
-from broker.log.event_log import EventLog
-from broker.log.status import copies
-from broker.runtime.addresses import AddressRules
-from broker.runtime.errors import CorruptEntry, DeckhandsError, StoreRefused, StoreUnavailable, UnknownConversation
-from broker.runtime.failpoints import failpoint
-from broker.runtime.ids import is_conversation_id, jitter
-from broker.runtime.logs import about
-from broker.secrets.secrets import SecretsLocked
-from broker.store.connection import texts_by_name
-from broker.store.keys import ShardKeys
+from broker.contract import Event, decode_any
+from broker.log import EventLog, copies
+from broker.runtime import (
+    AddressRules,
+    CorruptEntry,
+    DeckhandsError,
+    StoreRefused,
+    StoreUnavailable,
+    UnknownConversation,
+    about,
+    failpoint,
+    is_conversation_id,
+    jitter,
+)
+from broker.secrets import SecretsLocked
+from broker.store import ShardKeys, texts_by_name
 from deckhands.operations.jobs.job import JobServices
 from deckhands.operations.webhooks.a2a_form import TOKEN_HEADER
 from deckhands.operations.webhooks.book import Line, UnknownWebhook, WebhookBook

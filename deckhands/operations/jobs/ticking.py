@@ -12,14 +12,10 @@ import logging
 from datetime import UTC, datetime
 from typing import Any
 
-from broker.contract.agent_state import AgentState, is_settled
-from broker.log.event_log import EventLog
-from broker.runtime.errors import CorruptEntry, DeckhandsError, StoreRefused, StoreUnavailable, UnknownConversation
-from broker.runtime.failpoints import failpoint
-from deckhands.client.beginning import begin
-from deckhands.client.client import Client
-from deckhands.client.tasks.spec import TaskSpec
-from deckhands.client.tasks.tasks import conversation_id_of
+from broker.contract import AgentState, is_settled
+from broker.log import EventLog
+from broker.runtime import CorruptEntry, DeckhandsError, StoreRefused, StoreUnavailable, UnknownConversation, failpoint
+from deckhands.client import Client, TaskSpec, begin, conversation_id_of
 from deckhands.operations.jobs.job import JobServices
 from deckhands.operations.schedules.book import Entry, ScheduleBook
 from deckhands.operations.schedules.schedule import MAX_QUEUED, due_of

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from broker.contract.agent_state import AgentState
-from broker.log.wait_reasons import WaitReason
-from broker.store.readings import ask, number, text
-from broker.store.store import Store
+from broker.contract import AgentState
+from broker.log import WaitReason
+from broker.store import Store, ask, number, text
 from deckhands.operations.monitoring.families import OTHER
 
 PAGE = 500

@@ -23,13 +23,11 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from broker.coordination.figures import Labelled
+from broker.coordination import Labelled
 from broker.health import BEAT_LOCK
-from broker.runtime.errors import StoreError, StoreRefused
-from broker.store.connection import Connection
-from broker.store.readings import ask, number, pairs, text
-from broker.store.store import Store
-from broker.tools.tool_offers import ToolOffers
+from broker.runtime import StoreError, StoreRefused
+from broker.store import Connection, Store, ask, number, pairs, text
+from broker.tools import ToolOffers
 from deckhands.operations.monitoring import families
 from deckhands.operations.monitoring.census import Census
 from deckhands.operations.monitoring.families import FAMILIES, MAX_LABEL_VALUES, OF_WORKERS, OTHER, Family

@@ -14,11 +14,8 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from broker.coordination.producers import Producers
-from broker.store.connection import Connection
-from broker.store.keys import INBOX, ShardKeys
-from broker.store.readings import ask, number, pairs, text
-from broker.store.store import Store
+from broker.coordination import Producers
+from broker.store import INBOX, Connection, ShardKeys, Store, ask, number, pairs, text
 from deckhands.operations.monitoring.families import MAX_LABEL_VALUES, OTHER
 
 POOL = re.compile(r"pool:([A-Za-z0-9_.-]{1,64})")

@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from broker.coordination.membership import members
-from broker.limits.quotas import Pool
-from broker.store.readings import ask, number, pairs, text
-from broker.store.store import Store
+from broker.coordination import members
+from broker.limits import Pool
+from broker.store import Store, ask, number, pairs, text
 
 PRIORITIES = (0, 1, 2)
 MINUTELY = {

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from broker.coordination.figures import FIELD, Labelled, read_figures
-from broker.store.readings import ask, number, pairs, text
-from broker.store.store import Store
+from broker.coordination import FIELD, Labelled, read_figures
+from broker.store import Store, ask, number, pairs, text
 from deckhands.operations.monitoring.families import MAX_WORKERS, OTHER
 
 ROLES = frozenset(("controller", "tool", "door", "jobs", "server"))

@@ -15,16 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from broker.contract.offered_models import named_models
-from broker.contract.plain_json import replace_surrogates
-from broker.coordination.unreadable import Unreadable
-from broker.runtime.clock import from_millis, to_millis
-from broker.runtime.errors import CorruptEntry, UsageError
-from broker.runtime.settings import BrokerSettings
-from broker.secrets.secrets import Secrets, secret_key
-from broker.store.store import Store
-from deckhands.client.known_agents import require_models
-from deckhands.client.tasks.spec import TaskSpec
+from broker.contract import named_models, replace_surrogates
+from broker.coordination import Unreadable
+from broker.runtime import BrokerSettings, CorruptEntry, UsageError, from_millis, to_millis
+from broker.secrets import Secrets, secret_key
+from broker.store import Store
+from deckhands.client import TaskSpec, require_models
 from deckhands.operations.schedules.schedule import Schedule, Standing
 
 MAX_SCHEDULES = 10_000

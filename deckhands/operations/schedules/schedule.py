@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from broker.contract.timing import Seconds
+from broker.contract import Seconds
 
 Overlap = Literal["skip", "enqueue", "cancel"]
 """What a tick does while the conversation of an earlier one works: nothing; it waits its turn; it cancels that one."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 
-from broker.contract.agent_state import AgentState
-from broker.contract.observations import AgentStateChangedObservation
+from broker.contract import AgentState, AgentStateChangedObservation
 
 TOKEN_HEADER = "X-A2A-Notification-Token"  # noqa: S105  (the name of a header)
 A2A_STATES = {

@@ -16,12 +16,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from broker.coordination.unreadable import Unreadable
-from broker.runtime.errors import DeckhandsError, UsageError
-from broker.runtime.settings import BrokerSettings
-from broker.secrets.secrets import Secrets, secret_key
-from broker.store.connection import Argument
-from broker.store.store import Store
+from broker.coordination import Unreadable
+from broker.runtime import BrokerSettings, DeckhandsError, UsageError
+from broker.secrets import Secrets, secret_key
+from broker.store import Argument, Store
 from deckhands.operations.webhooks.webhook import Delivery, Webhook
 
 MAX_WEBHOOKS = 1_000

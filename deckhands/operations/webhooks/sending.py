@@ -17,8 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 import httpx2
 from standardwebhooks import Webhook as Signer
 
-from broker.runtime.addresses import AddressRules
-from broker.runtime.errors import UsageError
+from broker.runtime import AddressRules, UsageError
 from deckhands.operations.webhooks.webhook import MAX_URL_CHARS
 
 LIMIT_SECONDS = 15.0

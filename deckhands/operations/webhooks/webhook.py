@@ -14,9 +14,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
-from broker.contract.agent_state import TERMINAL_STATES, WAITING_FOR_PERSON_STATES, AgentState, is_settled
-from broker.contract.events import Event
-from broker.contract.observations import AgentStateChangedObservation
+from broker.contract import (
+    TERMINAL_STATES,
+    WAITING_FOR_PERSON_STATES,
+    AgentState,
+    AgentStateChangedObservation,
+    Event,
+    is_settled,
+)
 from deckhands.operations.webhooks.a2a_form import push_body
 
 SETTLED = "conversation.settled"

@@ -19,9 +19,8 @@ from typing import Annotated
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from broker.runtime.clock import from_millis, to_millis
-from broker.runtime.errors import DeckhandsError, UsageError
-from broker.store.store import Store
+from broker.runtime import DeckhandsError, UsageError, from_millis, to_millis
+from broker.store import Store
 
 EVERY_TENANT = "*"
 MAX_KEYS = 10_000

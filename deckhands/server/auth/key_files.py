@@ -13,7 +13,7 @@ import os
 import secrets
 from pathlib import Path
 
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError
 from deckhands.server.auth.api_keys import EVERY_TENANT, TOKEN, ApiKeys, Refused, Scope
 
 NAME = "this machine"

@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from broker.runtime.clock import from_millis
-from broker.store.connection import texts_by_name
-from broker.store.store import Store
+from broker.runtime import from_millis
+from broker.store import Store, texts_by_name
 
 KEPT = 100_000
 

@@ -11,8 +11,8 @@ import json
 from dataclasses import dataclass
 from hashlib import sha256
 
-from broker.runtime.errors import DeckhandsError, UsageError
-from broker.store.store import Store
+from broker.runtime import DeckhandsError, UsageError
+from broker.store import Store
 
 KEPT_SECONDS = 24 * 3600
 MAX_KEY_CHARS = 255

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from hashlib import sha256
 
-from broker.store.store import Store
+from broker.store import Store
 
 TICKET_SECONDS = 30.0
 ENTRY_SECONDS = 120.0

@@ -11,10 +11,10 @@ from __future__ import annotations
 from hashlib import sha256
 from pathlib import Path
 
-from broker.contract.workspace_sources import GitSource, UploadedSource
-from broker.coordination.stored_files import StoredFiles
-from broker.runtime.errors import DeckhandsError, UsageError
-from broker.store.store import Store
+from broker.contract import GitSource, UploadedSource
+from broker.coordination import StoredFiles
+from broker.runtime import DeckhandsError, UsageError
+from broker.store import Store
 
 KEPT_SECONDS = 3_600
 MAX_WAITING = 16

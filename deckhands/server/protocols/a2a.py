@@ -15,12 +15,9 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.responses import JSONResponse, Response
 
-from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
-from broker.runtime.settings import BrokerSettings
-from deckhands.client.tasks.inputs import id_in
-from deckhands.operations.webhooks.book import UnknownWebhook, WebhookBook
-from deckhands.operations.webhooks.sending import address_of, rules_of
-from deckhands.operations.webhooks.webhook import STATE_CHANGED, Webhook
+from broker.runtime import BrokerSettings, DeckhandsError, UnknownConversation, UsageError
+from deckhands.client import id_in
+from deckhands.operations import STATE_CHANGED, UnknownWebhook, Webhook, WebhookBook, address_of, rules_of
 from deckhands.server.auth.api_keys import Refused, Scope
 from deckhands.server.conversations import begin, result_of
 from deckhands.server.dependencies import GatewayOf, Reader, own_key

@@ -15,14 +15,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic.alias_generators import to_camel
 
-from broker.contract.actions import AgentFinishAction, MessageAction
-from broker.contract.agent_state import AgentState
-from broker.contract.events import Event, EventSource
-from broker.runtime.errors import UsageError
-from deckhands.client.tasks.spec import TaskSpec
-from deckhands.client.tasks.tasks import MAX_TASK_CHARS
-from deckhands.operations.webhooks.a2a_form import A2A_STATES
-from deckhands.operations.webhooks.webhook import MAX_URL_CHARS
+from broker.contract import AgentFinishAction, AgentState, Event, EventSource, MessageAction
+from broker.runtime import UsageError
+from deckhands.client import MAX_TASK_CHARS, TaskSpec
+from deckhands.operations import A2A_STATES, MAX_URL_CHARS
 from deckhands.server.models import ID, Result
 
 MAX_PARTS = 100

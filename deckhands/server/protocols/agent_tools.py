@@ -17,9 +17,8 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from pydantic import BaseModel, Field
 
-from broker.runtime.errors import DeckhandsError
-from deckhands.client.tasks.spec import MAX_KEY_CHARS, TaskSpec
-from deckhands.client.tasks.tasks import MAX_TASK_CHARS
+from broker.runtime import DeckhandsError
+from deckhands.client import MAX_KEY_CHARS, MAX_TASK_CHARS, TaskSpec
 from deckhands.server.auth.api_keys import DEFAULT_BODY_BYTES, Scope
 from deckhands.server.conversations import begin, result_of
 from deckhands.server.dependencies import MAX_REASON, own_key

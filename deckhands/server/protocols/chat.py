@@ -14,9 +14,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
-from broker.log.live_text import LiveText
-from broker.runtime.clock import SYSTEM_CLOCK
-from broker.runtime.errors import DeckhandsError, UsageError
+from broker.log import LiveText
+from broker.runtime import SYSTEM_CLOCK, DeckhandsError, UsageError
 from deckhands.server.cluster import agents, models
 from deckhands.server.conversations import begin_once, result_of
 from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Reader, Writer, fingerprint, own_key

@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from broker.runtime.errors import UsageError
-from deckhands.client.tasks.images import MAX_IMAGES, ImageUrl
-from deckhands.client.tasks.tasks import MAX_TASK_CHARS
+from broker.runtime import UsageError
+from deckhands.client import MAX_IMAGES, MAX_TASK_CHARS, ImageUrl
 from deckhands.server.models import ID, MAX_MODEL, NewConversation
 from deckhands.server.openapi.json_body import JsonBody
 

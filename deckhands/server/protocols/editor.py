@@ -33,12 +33,9 @@ from acp.schema import (
     TextResourceContents,
 )
 
-from broker.contract.actions import RiskyAction
-from broker.contract.agent_state import AgentState
-from broker.contract.events import Event
-from broker.runtime.errors import DeckhandsError
-from deckhands.client.conversation.async_conversation import AsyncConversation
-from deckhands.client.reading.summary import ExitCode, Summary
+from broker.contract import AgentState, Event, RiskyAction
+from broker.runtime import DeckhandsError
+from deckhands.client import AsyncConversation, ExitCode, Summary
 from deckhands.server.protocols.editor_updates import SessionUpdates, asked
 
 MAX_SESSIONS = 16

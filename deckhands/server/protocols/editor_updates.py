@@ -11,17 +11,21 @@ from typing import Any, Literal
 import acp
 from acp.schema import FileEditToolCallContent, ToolCallUpdate
 
-from broker.contract.actions import (
+from broker.contract import (
     AgentFinishAction,
     AgentRejectAction,
     AgentThinkAction,
     CmdRunAction,
+    ConfirmationStatus,
+    Event,
+    EventSource,
+    FileEditAction,
+    FileReadAction,
+    FileWriteAction,
     MessageAction,
+    Observation,
     RiskyAction,
 )
-from broker.contract.events import Event, EventSource, Observation
-from broker.contract.file_events import FileEditAction, FileReadAction, FileWriteAction
-from broker.contract.kinds import ConfirmationStatus
 
 Kind = Literal["read", "edit", "execute", "other"]
 Status = Literal["pending", "in_progress", "completed", "failed"]

@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from broker.runtime.errors import UsageError
-from deckhands.client.tasks.images import ImageUrl
-from deckhands.client.tasks.tasks import MAX_TASK_CHARS
+from broker.runtime import UsageError
+from deckhands.client import MAX_TASK_CHARS, ImageUrl
 from deckhands.server.models import MAX_MODEL
 from deckhands.server.openapi.json_body import JsonBody
 from deckhands.server.protocols.chat_messages import CONVERSATION, MAX_MESSAGES, MAX_METADATA, MAX_PARTS, ChatRequest

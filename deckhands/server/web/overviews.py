@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from broker.runtime.clock import Clock
-from deckhands.evaluation.attempts.catalog import Catalog, Listed
-from deckhands.evaluation.attempts.results import Row
-from deckhands.evaluation.attempts.statistics import (
+from broker.runtime import Clock
+from deckhands.evaluation import (
+    Catalog,
     Distribution,
     FailureClass,
+    Listed,
+    Row,
     distribution_of,
     failure_classes_of,
     summary_of,

@@ -15,8 +15,8 @@ import signal
 import socket
 import sys
 
-from broker.contract.allowed_hosts import host_rules
-from broker.runtime.addresses import AddressRules
+from broker.contract import host_rules
+from broker.runtime import AddressRules
 from tool_worker.sandbox.egress.descriptors import CONTROL_FD, EGRESS_LISTENER_FD
 from tool_worker.sandbox.egress.proxy import EgressProxy, EgressRules
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 
 import h11
 
-from broker.contract.allowed_hosts import HostRule, authority, parse_authority
-from broker.runtime.addresses import AddressRules
+from broker.contract import HostRule, authority, parse_authority
+from broker.runtime import AddressRules
 
 HEAD_LIMIT_BYTES = 32 * 1024
 HEAD_LIMIT_SECONDS = 30.0

@@ -17,9 +17,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from broker.contract.allowed_hosts import host_rules
-from broker.runtime.environment import VARIABLE
-from broker.runtime.errors import UsageError
+from broker.contract import host_rules
+from broker.runtime import VARIABLE, UsageError
 
 
 class McpServerSpec(BaseModel):

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from broker.contract.tool_specs import MAX_DESCRIPTION_CHARS
-from broker.tools.custom_tools import ToolFailed
+from broker.contract import MAX_DESCRIPTION_CHARS
+from broker.tools import ToolFailed
 from tool_worker.tools.mcp.config import McpServerSpec
 from tool_worker.tools.mcp.incoming import MAX_TOOLS, SHOWN_NAME_CHARS, Incoming
 from tool_worker.tools.mcp.program import program_streams

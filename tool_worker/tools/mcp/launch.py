@@ -12,14 +12,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from tool_worker.sandbox.choice import named_sandbox
-from tool_worker.sandbox.docker import Containers
-from tool_worker.sandbox.sandbox import Enclosure, Sandbox
+from tool_worker.sandbox import Containers, Enclosure, Sandbox, named_sandbox
 from tool_worker.tools.mcp.config import McpServerSpec
 from tool_worker.tools.mcp.connection import Launch
 from tool_worker.tools.mcp.program_files import ProgramFiles, program_files
-from tool_worker.workspace.launch.egress_gate import EgressGate, proxy_environment
-from tool_worker.workspace.opening.program_egress import proxied_command, proxy_for
+from tool_worker.workspace import EgressGate, proxied_command, proxy_environment, proxy_for
 
 MOUNT_AT = "/server"
 _FILTER_FD = 9

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from broker.contract.tool_specs import MAX_DESCRIPTION_CHARS, OutcomePolicy, ToolOffer
+from broker.contract import MAX_DESCRIPTION_CHARS, OutcomePolicy, ToolOffer
 from tool_worker.tools.mcp.config import McpServerSpec
 
 if TYPE_CHECKING:

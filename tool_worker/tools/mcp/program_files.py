@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.runtime.errors import UsageError
-from broker.secrets.private_directories import MAX_LINKS, Mounts, on_the_way
-from tool_worker.sandbox.sandbox import SYSTEM_PATH, interpreter_prefixes
+from broker.runtime import UsageError
+from broker.secrets import MAX_LINKS, Mounts, on_the_way
+from tool_worker.sandbox import SYSTEM_PATH, interpreter_prefixes
 
 MARK = "pyvenv.cfg"
 """Every virtual environment has this file (PEP 405)."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from broker.runtime.child import last_lines
-from broker.tools.custom_tools import ToolFailed
+from broker.runtime import last_lines
+from broker.tools import ToolFailed
 from tool_worker.tools.mcp.config import McpServerSpec
 from tool_worker.tools.mcp.connection import CONNECT_LIMIT_SECONDS, SHOWN_CHARS, Announcements, Connection, Launch
 from tool_worker.tools.mcp.program import ANSWER_TOO_LONG

@@ -18,11 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from broker.contract.observations import MCPObservation
-from broker.contract.tool_specs import ToolOffer
-from broker.secrets.masking import Masker
-from broker.tools.custom_tools import CustomTool, ToolContext, ToolFailed
-from broker.tools.tool_failures import ToolFailure
+from broker.contract import MCPObservation, ToolOffer
+from broker.secrets import Masker
+from broker.tools import CustomTool, ToolContext, ToolFailed, ToolFailure
 from tool_worker.tools.mcp.config import McpServerSpec
 from tool_worker.tools.mcp.connection import CONNECT_LIMIT_SECONDS, Launch
 from tool_worker.tools.mcp.incoming import SHOWN_NAME_CHARS

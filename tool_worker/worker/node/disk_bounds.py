@@ -17,10 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tool_worker.workspace.files.file_tree import TreeLimits
-from tool_worker.workspace.files.openat2_paths import Directory
-from tool_worker.workspace.launch.host_folder import HostFolder
-from tool_worker.workspace.resource_usage import descendants, start_tick
+from tool_worker.workspace import Directory, HostFolder, TreeLimits, descendants, start_tick
 
 WRITTEN_BYTES = 2**20
 """Programs that have written less since the last look, and space that has dropped by less, do not fill a disk."""

@@ -17,9 +17,7 @@ from pathlib import Path
 
 from tool_worker.errors import HostLost, WorkspaceTooLarge
 from tool_worker.worker.steps.action_run import ActionRun, RestOfHostCall
-from tool_worker.workspace.files.file_tree import MAX_PATH_BYTES, TreeLimits, measure
-from tool_worker.workspace.launch.host_connection import HostResult
-from tool_worker.workspace.launch.host_folder import HostFolder
+from tool_worker.workspace import MAX_PATH_BYTES, HostFolder, HostResult, TreeLimits, measure
 
 FIRST_LOOK_SECONDS = 5.0
 PAUSE_FACTOR = 10.0

@@ -20,14 +20,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from broker.log.conversations import Conversations
-from broker.runtime.errors import DeckhandsError, UnknownConversation
-from broker.runtime.ids import is_conversation_id
-from broker.runtime.logs import about
-from broker.store.store import Store
-from tool_worker.sandbox.none import NoSandbox, temporary_directory
-from tool_worker.workspace.files.staging import remove, remove_staging
-from tool_worker.workspace.launch.host_folder import HostFolder
+from broker.log import Conversations
+from broker.runtime import DeckhandsError, UnknownConversation, about, is_conversation_id
+from broker.store import Store
+from tool_worker.sandbox import NoSandbox, temporary_directory
+from tool_worker.workspace import HostFolder, remove, remove_staging
 
 SWEEP_SECONDS = 600.0
 REMOVED = ".removed-"

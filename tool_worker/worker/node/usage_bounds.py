@@ -16,10 +16,9 @@ from collections import OrderedDict
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from broker.runtime.logs import about
+from broker.runtime import about
 from tool_worker.worker.node.disk_bounds import DiskBounds
-from tool_worker.workspace.launch.host_folder import HostFolder
-from tool_worker.workspace.resource_usage import ResourceUsage, start_tick, workspace_usage
+from tool_worker.workspace import HostFolder, ResourceUsage, start_tick, workspace_usage
 
 SWEEP_SECONDS = 5.0
 PAUSE_FACTOR = 20.0

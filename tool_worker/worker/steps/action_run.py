@@ -9,17 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from broker.contract import codec
-from broker.contract.events import Action, Event, Observation
-from broker.contract.tool_specs import OutcomePolicy
-from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionReclaimed
-from broker.coordination.crash_attribution import CrashAttribution
-from broker.runtime.chain import Rest
-from broker.runtime.errors import DeckhandsError
-from tool_worker.tools.tool import HostRequest, Tool
+from broker.contract import Action, Event, Observation, OutcomePolicy, codec
+from broker.coordination import ActionClaimed, ActionDelivery, ActionReclaimed, CrashAttribution
+from broker.runtime import DeckhandsError, Rest
+from tool_worker.tools import HostRequest, Tool
 from tool_worker.worker.fingerprints import fingerprint_of
-from tool_worker.workspace.launch.host_connection import HostResult
-from tool_worker.workspace.open_workspace import OpenWorkspace
+from tool_worker.workspace import HostResult, OpenWorkspace
 
 
 @dataclass

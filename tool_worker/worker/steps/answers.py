@@ -8,12 +8,18 @@ from __future__ import annotations
 import logging
 import traceback
 
-from broker.contract.events import Action, ConfirmationStatus, Observation
-from broker.contract.observations import ErrorObservation, OutcomeUnknownObservation
-from broker.contract.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation
-from broker.log.event_log import EventLog
-from broker.runtime.errors import CorruptEntry, DeckhandsError, StoreError, StoreTooNew, UnknownKind
-from tool_worker.tools.tool import answering
+from broker.contract import (
+    Action,
+    ConfirmationStatus,
+    ErrorObservation,
+    Observation,
+    OpenWorkspaceAction,
+    OutcomeUnknownObservation,
+    WorkspaceFailedObservation,
+)
+from broker.log import EventLog
+from broker.runtime import CorruptEntry, DeckhandsError, StoreError, StoreTooNew, UnknownKind
+from tool_worker.tools import answering
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
 
 MAX_ATTEMPTS = 3

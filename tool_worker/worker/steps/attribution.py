@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from broker.contract.events import Observation
+from broker.contract import Observation
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction, RestOfHostCall
-from tool_worker.workspace.launch.host_connection import HostResult
+from tool_worker.workspace import HostResult
 
 
 async def take_turn(run: ActionRun, rest: RestOfAction) -> Observation:

@@ -5,15 +5,13 @@ Holds: an outcome that the host does not know is reported as unknown.
 
 from __future__ import annotations
 
-from broker.contract.events import Observation
-from broker.contract.observations import ErrorObservation, OutcomeUnknownObservation
-from broker.log.event_log import EventLog
-from broker.runtime.failpoints import failpoint
-from tool_worker.tools.registry import tool_for
-from tool_worker.tools.tool import HostRequest
+from broker.contract import ErrorObservation, Observation, OutcomeUnknownObservation
+from broker.log import EventLog
+from broker.runtime import failpoint
+from tool_worker.tools import HostRequest, tool_for
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction, RestOfHostCall
 from tool_worker.worker.steps.journal import NOT_CARRIED_OUT, log_reused_number
-from tool_worker.workspace.launch.host_connection import HostResult
+from tool_worker.workspace import HostResult
 
 LOST_WITH_HOST = (
     "The process that ran this action ended before the result was recorded. "

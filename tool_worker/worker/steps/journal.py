@@ -7,14 +7,10 @@ Does not: believe a host anything but its own journal; at worst it keeps its own
 
 from __future__ import annotations
 
-from broker.contract import codec
-from broker.contract.events import Action, Observation
-from broker.contract.observations import OutcomeUnknownObservation
-from broker.coordination.action_streams import ActionReclaimed
-from broker.log.event_log import EventLog
-from broker.log.lost_tails import name_gap
-from broker.runtime.errors import CorruptEntry, DeckhandsError, EventsLost
-from broker.runtime.failpoints import failpoint
+from broker.contract import Action, Observation, OutcomeUnknownObservation, codec
+from broker.coordination import ActionReclaimed
+from broker.log import EventLog, name_gap
+from broker.runtime import CorruptEntry, DeckhandsError, EventsLost, failpoint
 from tool_worker.host.protocol import NEVER_STARTED, OTHER, RECORDED, RUNNING
 from tool_worker.worker.fingerprints import fingerprint_of
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction

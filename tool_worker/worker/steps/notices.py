@@ -6,12 +6,11 @@ observation of the host only, and taken once.
 
 from __future__ import annotations
 
-from broker.contract.events import Observation, WorkspaceUse
-from broker.contract.observations import OutcomeUnknownObservation
+from broker.contract import Observation, OutcomeUnknownObservation, WorkspaceUse
 from tool_worker.worker.node.quota import Quota
 from tool_worker.worker.node.usage_bounds import UsageBounds
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
-from tool_worker.workspace.workspaces import Workspaces
+from tool_worker.workspace import Workspaces
 
 
 class Notices:

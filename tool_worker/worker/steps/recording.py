@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import logging
 
-from broker.contract import codec
-from broker.contract.events import Observation
-from broker.contract.observations import ErrorObservation
-from broker.coordination.action_streams import ActionDelivery
-from broker.coordination.figures import Figures
-from broker.log.event_log import EventLog
-from broker.log.lost_tails import name_gap
-from broker.runtime.errors import CorruptEntry, EventsLost, EventUnfit
-from broker.runtime.failpoints import failpoint
-from broker.secrets.secrets import SecretsLocked
-from tool_worker.tools.tool import instead_of
+from broker.contract import ErrorObservation, Observation, codec
+from broker.coordination import ActionDelivery, Figures
+from broker.log import EventLog, name_gap
+from broker.runtime import CorruptEntry, EventsLost, EventUnfit, failpoint
+from broker.secrets import SecretsLocked
+from tool_worker.tools import instead_of
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
-from tool_worker.workspace.checkpoints.checkpointing import Checkpointing
+from tool_worker.workspace import Checkpointing
 
 _log = logging.getLogger(__name__)
 

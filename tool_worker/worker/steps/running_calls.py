@@ -12,12 +12,10 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from broker.contract.events import Observation
-from broker.contract.observations import ErrorObservation
-from broker.contract.offered_tools import OfferedToolAction
-from broker.runtime.failpoints import failpoint
-from broker.tools.custom_tools import ToolContext
-from tool_worker.tools.offered import OfferedTools
+from broker.contract import ErrorObservation, Observation, OfferedToolAction
+from broker.runtime import failpoint
+from broker.tools import ToolContext
+from tool_worker.tools import OfferedTools
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
 
 CHECK_SECONDS = 0.5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from broker.contract.events import Observation
-from broker.log.event_log import EventLog
+from broker.contract import Observation
+from broker.log import EventLog
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
 
 

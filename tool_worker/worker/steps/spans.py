@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from broker.contract.events import Action, Observation
-from broker.contract.observations import ErrorObservation
-from broker.coordination.action_streams import ActionReclaimed
-from broker.runtime.errors import DeckhandsError
-from broker.runtime.tracing import Tracing, Value, traceparent_of
+from broker.contract import Action, ErrorObservation, Observation
+from broker.coordination import ActionReclaimed
+from broker.runtime import DeckhandsError, Tracing, Value, traceparent_of
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
 
 

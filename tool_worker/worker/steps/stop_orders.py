@@ -11,13 +11,12 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from broker.contract.events import Observation
-from broker.coordination.action_streams import ActionClaimed
-from broker.runtime.errors import StoreError
+from broker.contract import Observation
+from broker.coordination import ActionClaimed
+from broker.runtime import StoreError
 from tool_worker.errors import HostLost, StoppedBeforeItBegan
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction, RestOfHostCall
-from tool_worker.workspace.launch.host_connection import HostResult
-from tool_worker.workspace.open_workspace import OpenWorkspace
+from tool_worker.workspace import HostResult, OpenWorkspace
 
 ANSWER_CHECK_SECONDS = 1.0
 

@@ -9,17 +9,20 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from broker.contract.events import ConversationCreated, Observation
-from broker.contract.observations import ErrorObservation, SurveyObservation
-from broker.contract.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
-from broker.log.event_log import EventLog
-from broker.runtime.errors import DeckhandsError, OutcomeUnknown, StoreUnavailable
-from broker.runtime.failpoints import failpoint
+from broker.contract import (
+    ConversationCreated,
+    ErrorObservation,
+    Observation,
+    OpenWorkspaceAction,
+    SurveyObservation,
+    WorkspaceFailedObservation,
+    WorkspaceOpenedObservation,
+)
+from broker.log import EventLog
+from broker.runtime import DeckhandsError, OutcomeUnknown, StoreUnavailable, failpoint
 from tool_worker.errors import SourceUnusable, WorkspaceLost
 from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
-from tool_worker.workspace.checkpoints.checkpointing import Checkpointing
-from tool_worker.workspace.opening.workspace_opener import WorkspaceOpener
-from tool_worker.workspace.workspaces import Workspaces
+from tool_worker.workspace import Checkpointing, WorkspaceOpener, Workspaces
 
 
 async def fill_workspace(

@@ -35,8 +35,7 @@ import zstandard
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
-from broker.runtime.clock import Clock
-from broker.runtime.ids import check_conversation_id
+from broker.runtime import Clock, check_conversation_id
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, FileUnfit
 from tool_worker.workspace.checkpoints.manifest import are_sound, encoded
 from tool_worker.workspace.files.file_tree import (

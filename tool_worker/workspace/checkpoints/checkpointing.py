@@ -18,11 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker.contract.events import ConversationCreated, WorkspaceUse
-from broker.contract.workspace_sources import GitSource, UploadedSource
-from broker.log.event_log import EventLog
-from broker.runtime.errors import CorruptEntry
-from broker.runtime.ids import is_conversation_id
+from broker.contract import ConversationCreated, GitSource, UploadedSource, WorkspaceUse
+from broker.log import EventLog
+from broker.runtime import CorruptEntry, is_conversation_id
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, WorkspaceError
 from tool_worker.workspace.checkpoints.checkpoint_store import Checkpoint, Checkpoints, SavedFiles
 from tool_worker.workspace.files.staging import async_staging_in

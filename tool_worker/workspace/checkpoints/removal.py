@@ -13,8 +13,7 @@ import json
 import sys
 from datetime import UTC, timedelta
 
-from broker.runtime.clock import SYSTEM_CLOCK
-from broker.runtime.ids import is_conversation_id
+from broker.runtime import SYSTEM_CLOCK, is_conversation_id
 from tool_worker.workspace.checkpoints.checkpoint_store import BASES, CHECKPOINTS, HISTORY, RENEWED_SECONDS, Checkpoints
 from tool_worker.workspace.checkpoints.manifest import pieces_of
 

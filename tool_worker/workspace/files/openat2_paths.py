@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from broker.runtime.opening import open_beneath
+from broker.runtime import open_beneath
 from tool_worker.errors import FileUnfit
 
 _CHUNK_BYTES = 2**20

@@ -9,9 +9,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.contract.specs import WorkspaceSpec
+from broker.contract import WorkspaceSpec
 from tool_worker.errors import WorkspaceConflict
-from tool_worker.sandbox.choice import AUTO
+from tool_worker.sandbox import AUTO
 
 MOUNT_AT = "/workspace"
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tool_worker.sandbox.spawning import bind_for_all
+from tool_worker.sandbox import bind_for_all
 
 HANDOVER_LIMIT_SECONDS = 60.0
 LOOK_AGAIN_SECONDS = 0.2

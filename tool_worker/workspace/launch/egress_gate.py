@@ -18,10 +18,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.contract.allowed_hosts import HostRule, host_rules
+from broker.contract import HostRule, host_rules
 from tool_worker.errors import EgressRefused, WorkspaceUnavailable
-from tool_worker.sandbox.egress.descriptors import CONTROL_FD, EGRESS_LISTENER_FD
-from tool_worker.sandbox.spawning import in_memory, opened, spawn
+from tool_worker.sandbox import CONTROL_FD, EGRESS_LISTENER_FD, in_memory, opened, spawn
 from tool_worker.workspace.launch.host_connection import HostConnection
 from tool_worker.workspace.launch.host_folder import HostFolder
 

@@ -31,11 +31,20 @@ from tool_worker.host.configuration import (
     HostConfiguration,
 )
 from tool_worker.host.descendants import children
-from tool_worker.sandbox.bwrap import WRAPPER_COMMAND
-from tool_worker.sandbox.control_groups import ControlGroups, GroupLimits
-from tool_worker.sandbox.sandbox import Enclosure, HostDescriptors, ResourceLimits, Sandbox, interpreter
-from tool_worker.sandbox.seccomp import system_call_filter
-from tool_worker.sandbox.spawning import in_memory, opened, spawn
+from tool_worker.sandbox import (
+    WRAPPER_COMMAND,
+    ControlGroups,
+    Enclosure,
+    GroupLimits,
+    HostDescriptors,
+    ResourceLimits,
+    Sandbox,
+    in_memory,
+    interpreter,
+    opened,
+    spawn,
+    system_call_filter,
+)
 from tool_worker.workspace.launch.descriptor_handover import start_and_hand_over
 from tool_worker.workspace.launch.host_connection import HostConnection
 from tool_worker.workspace.launch.host_folder import HostFolder

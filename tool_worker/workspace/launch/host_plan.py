@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tool_worker.host.configuration import HostConfiguration
-from tool_worker.sandbox.none import temporary_directory
-from tool_worker.sandbox.sandbox import HOST_ID_VARIABLE, Enclosure, ResourceLimits, Sandbox
+from tool_worker.sandbox import HOST_ID_VARIABLE, Enclosure, ResourceLimits, Sandbox, temporary_directory
 from tool_worker.workspace.files.openat2_paths import Directory
 from tool_worker.workspace.launch.binding import Binding
 from tool_worker.workspace.launch.egress_gate import EGRESS_PORT, proxy_environment

@@ -14,11 +14,9 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from broker.runtime.errors import UsageError
+from broker.runtime import UsageError
 from tool_worker.host.sessions.programs import PROGRAMS, installed_chromium
-from tool_worker.sandbox.choice import CAPABILITIES
-from tool_worker.sandbox.docker import DockerSandbox
-from tool_worker.sandbox.sandbox import HOST_CODE, PACKAGE_ROOT
+from tool_worker.sandbox import CAPABILITIES, HOST_CODE, PACKAGE_ROOT, DockerSandbox
 
 PACKAGE = PACKAGE_ROOT / "tool_worker"
 

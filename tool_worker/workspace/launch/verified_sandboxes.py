@@ -10,10 +10,17 @@ import compileall
 from pathlib import Path
 
 from tool_worker.errors import SandboxTooWeak
-from tool_worker.sandbox.choice import AUTO, named_sandbox, sandboxes
-from tool_worker.sandbox.docker import Containers, DockerSandbox
-from tool_worker.sandbox.sandbox import PACKAGE_ROOT, Sandbox
-from tool_worker.sandbox.selftest import require_safe, run_self_test
+from tool_worker.sandbox import (
+    AUTO,
+    PACKAGE_ROOT,
+    Containers,
+    DockerSandbox,
+    Sandbox,
+    named_sandbox,
+    require_safe,
+    run_self_test,
+    sandboxes,
+)
 from tool_worker.workspace.launch.host_folder import HostFolder
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tool_worker.errors import FileUnfit, SourceUnusable, WorkspaceTooLarge, WorkspaceUnavailable
-from tool_worker.sandbox.sandbox import Enclosure
+from tool_worker.sandbox import Enclosure
 from tool_worker.workspace.files.file_tree import DIRECTORY, FILE, LINK, entries, is_of_the_entry, measure
 from tool_worker.workspace.files.openat2_paths import Directory
 from tool_worker.workspace.files.staging import async_staging_in

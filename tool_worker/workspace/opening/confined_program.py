@@ -14,8 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 from tool_worker.errors import WorkspaceTooLarge, WorkspaceUnavailable
-from tool_worker.sandbox.sandbox import Enclosure, Sandbox
-from tool_worker.sandbox.spawning import in_memory
+from tool_worker.sandbox import Enclosure, Sandbox, in_memory
 
 CHECK_SECONDS = 0.5
 MAX_COMPLAINT_BYTES = 4_000

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tool_worker.sandbox.sandbox import Sandbox, interpreter
-from tool_worker.sandbox.spawning import bind_for_all
+from tool_worker.sandbox import Sandbox, bind_for_all, interpreter
 from tool_worker.workspace.launch.egress_gate import EGRESS_PORT, EgressGate, start_proxy
 
 START_LIMIT_SECONDS = 30.0

@@ -20,11 +20,9 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from broker.contract.allowed_hosts import authority, parse_authority
-from broker.contract.workspace_sources import GitSource
+from broker.contract import GitSource, authority, parse_authority
 from tool_worker.errors import SourceUnusable
-from tool_worker.sandbox.bwrap import BubblewrapSandbox
-from tool_worker.sandbox.sandbox import Enclosure, Sandbox
+from tool_worker.sandbox import BubblewrapSandbox, Enclosure, Sandbox
 from tool_worker.workspace.files.file_tree import TreeLimits, measure
 from tool_worker.workspace.launch.egress_gate import EgressGate
 from tool_worker.workspace.opening.confined_program import ProgramResult, run_confined

@@ -18,12 +18,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from broker.contract.workspace_sources import GitSource, UploadedSource
-from broker.coordination.stored_files import StoredFiles
-from broker.log.event_log import EventLog
-from broker.runtime.counting import counted
+from broker.contract import GitSource, UploadedSource
+from broker.coordination import StoredFiles
+from broker.log import EventLog
+from broker.runtime import counted
 from tool_worker.errors import SourceUnusable
-from tool_worker.sandbox.sandbox import Sandbox
+from tool_worker.sandbox import Sandbox
 from tool_worker.workspace.files.file_tree import TreeLimits, measure
 from tool_worker.workspace.files.openat2_paths import Directory
 from tool_worker.workspace.files.staging import async_staging_in, put, remove

@@ -1,0 +1,1 @@
+from .consumer import ControllerConsumer as ControllerConsumer
