@@ -95,7 +95,7 @@ class HostConfiguration:
     @property
     def programs(self) -> dict[str, list[str]]:
         """Every tool that a program carries out: our own, and what `sessions` names."""
-        package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        package = os.path.dirname(os.path.abspath(__file__))
         own = [sys.executable, "-I", "-S"]
         return {
             "code": [*own, os.path.join(package, "search", "code_program.py"), self.packages],
