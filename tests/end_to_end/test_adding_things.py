@@ -34,7 +34,7 @@ LIMITS = {
     "An action that the controller settles": 4,
     "A condenser": 2,
     "A condenser in a package of your own": 2,
-    "A provider": 2,
+    "A provider": 3,
     "An agent": 1,
     "A verb of the command line": 2,
     "A field of a task": 4,
