@@ -67,12 +67,12 @@ async def test_a_call_that_is_interrupted_is_not_waited_for(hands: Hands) -> Non
     loop = await hands.claim()
     loop.wake(has_new_events=False)
     await until(lambda: loop._call.is_running, what="the call")
-    first = loop._call._task
+    first = loop._call._task._task
     assert first is not None
     await hands.say("rather this")
     loop.wake()
     await until(first.done, what="the end of the call")
-    await until(lambda: loop._call.is_running and loop._call._task is not first, what="the next call")
+    await until(lambda: loop._call.is_running and loop._call._task._task is not first, what="the next call")
     assert of(await hands.events(), InterruptedObservation)
     loop.drop()
 
