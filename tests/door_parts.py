@@ -47,7 +47,11 @@ class Producer:
         script.write_text(json.dumps({"latency_seconds": latency, "turns": steps(1) if turns is None else turns}))
         folder = self.folder(number)
         folder.mkdir(parents=True)
-        return {"model": f"scripted/{script}", "workspace": {"path": str(folder), "sandbox": "none"}}
+        return {
+            "model": f"scripted/{script}",
+            "workspace": {"path": str(folder), "sandbox": "none"},
+            "agent": {"enable_workspace_skills": False},  # some tests have no tool worker to read the workspace
+        }
 
     def folder(self, number: int) -> Path:
         return self.cluster.root / "work" / f"door-{number}"
