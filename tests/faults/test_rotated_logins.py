@@ -50,7 +50,7 @@ class Rotated(FaultCluster):
     def start_everybody(self) -> None:
         self.write_file()
         names = {"DECKHANDS_URL": "", "DECKHANDS_CELERY_URL": "", "DECKHANDS_URL_FILE": str(self.file)}
-        self.start_controller(**names)
+        self.start_controller(**names, DECKHANDS_ANY_MODEL="")
         self.start_tool(**names)
         self.start_door(**names)
         self.start_jobs(**names)
