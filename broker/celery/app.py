@@ -3,7 +3,7 @@
 Celery provides every worker's life cycle, remote control and monitoring. What happens inside Deckhands travels on
 streams: controller and tool workers have no task, and for them the broker may be emptied at any time. Work comes in and
 results go out by Celery too: the door serves the tasks `deckhands.*` and leaves their results in a result backend, see
-`door_app`. So do workers of jobs, with the tasks `deckhands.jobs.*` that a beat or a person sends, see `jobs_app`.
+`deckhands.ingress`. So do job workers, with the tasks `deckhands.jobs.*` that a beat or a user sends, see `operations`.
 
 Holds: JSON only, no gossip, no mingle; no message ends a worker, see `messages`; what may be asked of a worker, see
 `remote_control`. Over `rediss://` the server's certificate is verified unless the URL says otherwise. No setting that

@@ -5,7 +5,7 @@ Does not: follow a change of host or port in the file; the worker has to be star
 
 from __future__ import annotations
 
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from redis.credentials import CredentialProvider
 from redis.exceptions import AuthenticationError
@@ -41,3 +41,14 @@ def split_login(url: str) -> tuple[str, UrlCredentials | None]:
     if not isinstance(url, UrlInFile) or not login:
         return str(url), None
     return url.replace(f"{login}@", "", 1), UrlCredentials(url)
+
+
+def redis_url(broker_url: str) -> str:
+    """Return the address of Celery's broker as redis-py writes it."""
+    if isinstance(broker_url, UrlInFile):
+        return broker_url.derived(redis_url)
+    if not broker_url.startswith("redis+socket://"):
+        return broker_url
+    parts = urlsplit(broker_url)
+    database = parse_qs(parts.query).get("virtual_host", ["0"])[0]
+    return f"unix://{parts.netloc}{parts.path}?db={database}"

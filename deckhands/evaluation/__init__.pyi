@@ -1,5 +1,3 @@
-from .answering import EVALUATE as EVALUATE, TASKS as TASKS, Asker as Asker, answer as answer
-from .answering import waiting_in as waiting_in
 from .attempts.catalog import FRESH_SECONDS as FRESH_SECONDS, Catalog as Catalog, Listed as Listed
 from .attempts.plan import LABEL as LABEL
 from .attempts.record import PROGRESS as PROGRESS

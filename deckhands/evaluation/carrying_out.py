@@ -13,7 +13,6 @@ from broker.contract import AgentSpec, Limits
 from broker.runtime import UsageError
 from deckhands.client import Client, ExitCode, Point, check_command_of, cluster_client, note, print_json, print_text
 from deckhands.cluster import Cluster, ClusterSpec, Home, supervising
-from deckhands.evaluation.answering import answer
 from deckhands.evaluation.attempts.plan import AT_ONCE, RETRIES, Plan
 from deckhands.evaluation.attempts.record import Record
 from deckhands.evaluation.attempts.results import BeingWritten, Results, Row
@@ -77,12 +76,21 @@ def _require(name: str, number: int | None, least: int, most: int) -> None:
         raise UsageError(f"The argument {name} {number} is not from {least} to {most:,}.")
 
 
-def carry_out(directory: Path, asked: Asked, tuning: Tuning, *, follows: bool, as_json: bool | None) -> int:
+def carry_out(
+    directory: Path,
+    asked: Asked,
+    tuning: Tuning,
+    *,
+    follows: bool,
+    as_json: bool | None,
+    on_finished: Callable[[Path], None],
+) -> int:
     """Carry out an evaluation, or the rest of it, and return the exit code.
 
     Args:
         as_json: how to print the summary; None: not at all.
         follows: if another command carries it out, show the progress until that command ends.
+        on_finished: called with the directory once its summary is written.
 
     Raises:
         BeingWritten: another command carries it out.
@@ -101,7 +109,7 @@ def carry_out(directory: Path, asked: Asked, tuning: Tuning, *, follows: bool, a
             evaluate_plan(settings, place, plan, results, tuning=tuning, on_row=record.row, on_standing=on_standing)
         )
     summary = write_report(directory)
-    answer(directory)
+    on_finished(directory)
     if as_json is not None:
         show(summary, as_json=as_json)
     abandoned = any(row.outcome == "infra-abandoned" for row in results.rows.values())

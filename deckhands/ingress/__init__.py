@@ -2,3 +2,7 @@
 
 Start with: service.
 """
+
+from lazy_loader import attach_stub
+
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

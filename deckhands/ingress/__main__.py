@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from broker.celery import CONCURRENCY, QUEUE, run_worker
+from broker.celery import run_worker
+from deckhands.ingress.celery_app import CONCURRENCY, QUEUE
 
 
 def main() -> None:

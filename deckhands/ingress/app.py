@@ -11,11 +11,13 @@ from typing import Any
 from celery.worker import control
 from celery.worker.control import control_command, inspect_command
 
-from broker.celery import RUN, TaskResults, add_loop, make_door_app
+from broker.celery import add_loop
 from broker.runtime import BrokerSettings, DeckhandsError, arm
+from deckhands.ingress.celery_app import make_door_app
 from deckhands.ingress.evaluations import Evaluations
 from deckhands.ingress.runs import MOST_SHOWN
 from deckhands.ingress.service import Door
+from deckhands.ingress.task_results import RUN, TaskResults
 from deckhands.ingress.tasks import DoorTasks, evaluate_task
 
 MAX_REVOKED = 1_000

@@ -32,22 +32,25 @@ from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps
 from redis.exceptions import ConnectionError, TimeoutError  # noqa: A004
 
-from broker.celery.app import TRANSPORT_OPTIONS, make_app
-from broker.celery.canvas import FOLLOWERS, followers
-from broker.celery.logins import split_login
-from broker.celery.messages import (
+from broker.celery import (
     MAX_DEPTH,
     MAX_NAME_CHARS,
+    TRANSPORT_OPTIONS,
+    KeptConnection,
+    KeptMessages,
+    KeptTransport,
     Refused,
     WorkerConsumer,
     check_task,
     explain,
     is_deeper,
+    make_app,
     note_dropped,
+    split_login,
 )
-from broker.celery.taken_entries import KeptConnection, KeptMessages, KeptTransport
 from broker.runtime import UsageError, new_key
 from broker.secrets import MASK
+from deckhands.ingress.canvas import FOLLOWERS, followers
 
 QUEUE = "deckhands"
 OWN_TASKS = "deckhands."

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from broker.celery import TaskResults
 from broker.contract import AgentState, Event, UploadedSource
 from broker.coordination import content_name
 from broker.log import EXPIRED_CODE, EventLog
@@ -30,6 +29,7 @@ from deckhands.ingress.callers import CELERY, STREAM, Caller, Callers
 from deckhands.ingress.earlier_results import ARCHIVE
 from deckhands.ingress.failures import failure_of
 from deckhands.ingress.revocations import Revocations
+from deckhands.ingress.task_results import TaskResults
 
 __all__ = ["Desk", "conversation_of_task"]
 

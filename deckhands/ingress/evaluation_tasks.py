@@ -18,9 +18,11 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from broker.celery import TaskResults, is_temporary, make_door_app
 from broker.runtime import SYSTEM_CLOCK, BrokerSettings, new_key
-from deckhands.evaluation.directory import SUMMARY
+from deckhands.evaluation import SUMMARY
+from deckhands.ingress.celery_app import make_door_app
+from deckhands.ingress.failures import TaskFailure
+from deckhands.ingress.task_results import TaskResults, is_temporary
 
 TASKS = "tasks"
 WAITS, OVER = ".json", ".over.json"
@@ -28,8 +30,6 @@ MAX_OVER = 1_000
 """How many tasks of one evaluation are kept; the oldest are forgotten."""
 EVALUATE = "deckhands.evaluate"
 MAX_REASON_CHARS = 300
-TASK_FAILURE: type[Exception] = type("TaskFailure", (Exception,), {"__module__": "deckhands.ingress.failures"})
-"""The door's exception as Celery stores it, by name and module; the door imports this package, not the reverse."""
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ def waiting_in(directory: Path) -> Sequence[tuple[Asker, float]]:
     return found
 
 
-def answer(directory: Path, *, failure: Exception | None = None) -> None:
+def complete_tasks(directory: Path, *, failure: Exception | None = None) -> None:
     """Complete the tasks that wait for an evaluation which is over. Idempotent.
 
     Args:
@@ -136,7 +136,7 @@ def _unusable_callback(error: Exception, directory: Path) -> Exception:
         f"The evaluation has ended, but what follows its task cannot be carried out: {type(error).__name__}: "
         f"{str(error)[:MAX_REASON_CHARS]}. The directory {directory.name} has its results."
     )
-    return TASK_FAILURE(message, "unusable_callback", "")
+    return TaskFailure(message, "unusable_callback", "")
 
 
 def _write(asker: Asker, path: Path) -> None:

@@ -25,11 +25,8 @@ from deckhands.evaluation import (
     ROWS,
     SHIPPED,
     SUMMARY,
-    TASKS,
     Asked,
-    Asker,
     Tuning,
-    answer,
     ask,
     detach,
     installed,
@@ -37,8 +34,8 @@ from deckhands.evaluation import (
     is_safe,
     left_out_of,
     read_dataset,
-    waiting_in,
 )
+from deckhands.ingress.evaluation_tasks import TASKS, Asker, complete_tasks, waiting_in
 from deckhands.ingress.failures import TaskExpired, raised, refusal
 from deckhands.settings import FaceSettings
 
@@ -203,7 +200,7 @@ class Evaluations:
         if all(asker.starts >= MOST_STARTS for asker in askers):
             why = f"The command that carries out the evaluation {directory.name} has ended too early too often"
             given_up = UsageError(f"{why}; {LOG} in its directory says more.")
-            answer(directory, failure=raised(refusal(given_up)))
+            complete_tasks(directory, failure=raised(refusal(given_up)))
             return
         for asker in askers:
             asker.model_copy(update={"starts": asker.starts + 1}).write(directory)

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.celery import TIME_LIMITS
 from broker.contract import AgentState
 from broker.runtime import DeckhandsError
 from deckhands.client import ExitCode, Summary
+from deckhands.ingress.task_results import TIME_LIMITS
 
 MAX_REASON_CHARS = 300
 

@@ -22,7 +22,6 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from broker.celery import HARD_LIMIT, RETRIED, RUN, SOFT_LIMIT, revoked
 from broker.contract import (
     TERMINAL_STATES,
     AgentState,
@@ -39,6 +38,7 @@ from deckhands.ingress.callers import CELERY, Caller
 from deckhands.ingress.desk import EXPIRED, REVOKED, SUCCESS, Desk
 from deckhands.ingress.earlier_results import follow
 from deckhands.ingress.failures import raised, unusable_callback
+from deckhands.ingress.task_results import HARD_LIMIT, RETRIED, RUN, SOFT_LIMIT, revoked
 
 COMPLETIONS_AT_ONCE = 8
 MOST_SHOWN = 100
@@ -58,7 +58,7 @@ class RunMessage:
     Attributes:
         previous: arguments by position.
         options: arguments by name.
-        kept: what Celery is to do when the task has ended, see `door_results.KEPT`.
+        kept: what Celery is to do when the task has ended, see `task_results.KEPT`.
         priority: of the message; 0: none.
         time_limits: of the message, in seconds: the hard one and the soft one; None: there are none.
         refused: why what surrounds the request cannot be used; None: it can.

@@ -10,17 +10,19 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from broker.celery import QUEUE, TaskResults, cancel_when
+from broker.celery import cancel_when
 from broker.coordination import HeartbeatThread, Membership, Unreadable
 from broker.log import expire
 from broker.runtime import BrokerSettings, OwnershipLost, UsageError, failpoint, new_worker_id
 from broker.store import Store, open_store
+from deckhands.ingress.celery_app import QUEUE
 from deckhands.ingress.desk import Desk
 from deckhands.ingress.evaluations import Evaluations
 from deckhands.ingress.inbox import Inboxes
 from deckhands.ingress.orders import Orders
 from deckhands.ingress.outcome_watcher import OutcomeWatcher
 from deckhands.ingress.runs import COMPLETIONS_AT_ONCE, Runs
+from deckhands.ingress.task_results import TaskResults
 
 _log = logging.getLogger(__name__)
 

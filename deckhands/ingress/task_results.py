@@ -35,8 +35,8 @@ from redis.exceptions import (
     WatchError,
 )
 
-from broker.celery.canvas import FOLLOWERS
-from broker.celery.door_app import AWAY
+from deckhands.ingress.canvas import FOLLOWERS
+from deckhands.ingress.celery_app import AWAY
 
 RUN = "deckhands.run"
 KEPT = (*FOLLOWERS, "root_id", "parent_id", "group", "group_index", "ignore_result")

@@ -13,15 +13,17 @@ from typing import Any, NoReturn
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
 
-from broker.celery import BEGINS, EXPIRES, KEPT, LIMITS, REFUSED, RETRIED, DoorRequest, LoopThread, TaskResults, revoked
+from broker.celery import LoopThread
 from broker.runtime import SYSTEM_CLOCK, DeckhandsError, UsageError
-from deckhands.evaluation import EVALUATE
+from deckhands.ingress.celery_app import BEGINS, EXPIRES, LIMITS, REFUSED, DoorRequest
+from deckhands.ingress.evaluation_tasks import EVALUATE
 from deckhands.ingress.evaluations import Evaluations
 from deckhands.ingress.failures import THROWN, TaskExpired, TaskFailure, raised, refusal
 from deckhands.ingress.orders import TAKES
 from deckhands.ingress.revocations import moment_in
 from deckhands.ingress.runs import RunMessage, Runs
 from deckhands.ingress.service import Door
+from deckhands.ingress.task_results import KEPT, RETRIED, TaskResults, revoked
 
 MAX_BROADCASTS = 100
 """How many broadcasts that revoke tasks wait for their turn; one more is refused."""

@@ -16,7 +16,7 @@ import pytest_asyncio
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
-from deckhands.evaluation.answering import waiting_in
+from deckhands.ingress.evaluation_tasks import waiting_in
 from deckhands.ingress.evaluations import MOST_STARTS
 from tests.door_parts import Producer, all_present
 from tests.faults.harness import FaultCluster

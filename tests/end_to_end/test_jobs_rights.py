@@ -8,13 +8,13 @@ from pathlib import Path
 
 from celery import Celery
 
-from broker.celery.jobs_app import BEAT_KEYS
 from broker.contract.fencing import Ownership
 from broker.contract.specs import Tenancy
 from broker.health import BEAT_LOCK, HEALTHY, LAPSED, check
 from broker.limits.ledger import Ledger, accounts_of
 from broker.store.store import open_store
 from deckhands.client.client import Client
+from deckhands.operations.jobs.celery_app import BEAT_KEYS
 from tests.archive_parts import begin_ended
 from tests.polling import until
 from tests.served_stores import LIMIT_SECONDS, allowed_of, refusals, serving, worker

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from redis import Redis
 
-from broker.celery.jobs_app import BEAT_KEYS, redis_url
+from broker.celery import redis_url
+from deckhands.operations.jobs.celery_app import BEAT_KEYS
 from tests.door_parts import Producer, all_present, saying
 from tests.faults.harness import FaultCluster
 from tests.polling import until

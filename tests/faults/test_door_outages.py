@@ -10,8 +10,8 @@ import pytest
 from celery import Celery
 from celery.result import AsyncResult
 
-from broker.celery.door_app import CONCURRENCY
 from broker.store.embedded import EmbeddedValkey
+from deckhands.ingress.celery_app import CONCURRENCY
 from tests.door_parts import Producer, all_present, saying
 from tests.faults.harness import FaultCluster
 from tests.polling import unhurried, until

@@ -8,11 +8,11 @@ import base64
 import pytest
 from celery import Celery
 
-from broker.celery.jobs_app import JOBS_PREFIX, JOBS_QUEUE
 from broker.contract.specs import Tenancy
 from broker.runtime.settings import BrokerSettings
 from deckhands.client.client import Client
 from deckhands.client.tasks.spec import TaskSpec
+from deckhands.operations.jobs.celery_app import JOBS_PREFIX, JOBS_QUEUE
 from deckhands.operations.jobs.job import JobServices
 from deckhands.operations.jobs.telling import book_of
 from deckhands.operations.schedules.book import ScheduleBook

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from celery._state import _set_task_join_will_block
 
-from broker.celery.door_app import make_door_app
-from broker.celery.door_results import TaskResults
 from broker.celery.taken_entries import TAKEN, TAKERS
 from broker.runtime.errors import UsageError
 from broker.store.embedded import EmbeddedValkey
-from deckhands.evaluation.answering import TASKS, Asker, answer, waiting_in
 from deckhands.evaluation.directory import SUMMARY
 from deckhands.ingress.callers import CELERY, Caller
+from deckhands.ingress.celery_app import make_door_app
 from deckhands.ingress.desk import REVOKED, Desk, conversation_of_task
+from deckhands.ingress.evaluation_tasks import TASKS, Asker, complete_tasks, waiting_in
 from deckhands.ingress.evaluations import MOST_STARTS, Evaluations
 from deckhands.ingress.revocations import moment_in
 from deckhands.ingress.runs import Runs
+from deckhands.ingress.task_results import TaskResults
 from tests.door_parts import Producer, all_present, saying
 from tests.faults.harness import steps
 from tests.polling import unhurried, until
@@ -190,7 +190,7 @@ async def test_each_task_of_an_evaluation_is_answered_whatever_another_asks(
     for asker in (*odd, Asker(task_id="fine")):
         asker.write(tmp_path)
     (tmp_path / SUMMARY).write_text('{"resolved": 1}')
-    await asyncio.to_thread(answer, tmp_path)
+    await asyncio.to_thread(complete_tasks, tmp_path)
     _set_task_join_will_block(False)
     assert producer.app.AsyncResult("fine").result == {"resolved": 1}
     for asker in odd:

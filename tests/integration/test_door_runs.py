@@ -12,10 +12,10 @@ from celery import chord, group
 from celery.contrib.abortable import AbortableAsyncResult
 from celery.exceptions import TaskRevokedError
 
-from broker.celery.door_app import MAX_BODY_CHARS
 from broker.coordination.unreadable import Unreadable
 from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions
 from deckhands.client.tasks.tasks import MAX_TASK_CHARS
+from deckhands.ingress.celery_app import MAX_BODY_CHARS
 from deckhands.ingress.desk import conversation_of_task
 from deckhands.ingress.earlier_results import FILE
 from tests.door_parts import Producer, saying

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 from redis import Redis
 
-from broker.celery.jobs_app import BEAT_KEYS, redis_url
+from broker.celery import redis_url
+from deckhands.operations.jobs.celery_app import BEAT_KEYS
 from deckhands.operations.jobs.table import JOBS
 from tests.archive_parts import begin_ended
 from tests.door_parts import Producer

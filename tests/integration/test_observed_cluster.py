@@ -17,7 +17,7 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from broker.celery.jobs_app import redis_url
+from broker.celery import redis_url
 from broker.coordination.membership import members
 from broker.store.connection import MultiplexedConnection
 from deckhands.operations.monitoring.endpoint import make_server, metrics_app

@@ -13,7 +13,8 @@ import pytest
 from celery import signals
 from redis import Redis
 
-from broker.celery.jobs_app import BEAT_KEYS, make_jobs_app, redis_url
+from broker.celery import redis_url
+from deckhands.operations.jobs.celery_app import BEAT_KEYS, make_jobs_app
 from deckhands.operations.jobs.table import JOBS, schedule
 from tests.stores import RealServer
 

@@ -49,6 +49,7 @@ from deckhands.evaluation import (
     show,
     write_report,
 )
+from deckhands.ingress import complete_tasks
 
 SECTION = "Evaluate agents"
 VERBS = {"eval": "Evaluate agents on a dataset: run, steer, report, compare, export, fork."}
@@ -228,7 +229,7 @@ def run(options: RunOptions) -> int:
         note(f"The evaluation {asked.name} runs in the background (pid {pid}).")
         note(f"`deckhands eval attach {options.out}` reattaches, and `deckhands eval status` shows how it stands.")
         return 0
-    return carry_out(options.out, asked, tuning, follows=False, as_json=options.as_json)
+    return carry_out(options.out, asked, tuning, follows=False, as_json=options.as_json, on_finished=complete_tasks)
 
 
 @eval_.command()
@@ -246,7 +247,10 @@ def attach(options: AttachOptions) -> int:
     Work that the workers have done in the meantime counts, and nothing is begun twice.
     """
     tuning = _tuning(options)
-    return carry_out(options.directory, asked_in(options.directory), tuning, follows=True, as_json=options.as_json)
+    asked = asked_in(options.directory)
+    return carry_out(
+        options.directory, asked, tuning, follows=True, as_json=options.as_json, on_finished=complete_tasks
+    )
 
 
 @eval_.command()
@@ -360,7 +364,8 @@ def fork(options: ForkOptions) -> int:
     asked = asked_of(options.point, models, options.out, scoring)
     asked = ask(options.out, asked.model_copy(update={"attempts": options.siblings}))
     tuning = Tuning(at_once=options.at_once, budget=None, retries=None, until=None)
-    code = carry_out(options.out, asked, tuning, follows=False, as_json=None if options.as_json else False)
+    as_json = None if options.as_json else False
+    code = carry_out(options.out, asked, tuning, follows=False, as_json=as_json, on_finished=complete_tasks)
     found = compared(options.out)
     if options.as_json:
         print_json(found)

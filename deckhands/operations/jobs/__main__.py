@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from broker.celery import JOBS_CONCURRENCY, JOBS_QUEUE, run_worker
+from broker.celery import run_worker
+from deckhands.operations.jobs.celery_app import JOBS_CONCURRENCY, JOBS_QUEUE
 from deckhands.operations.jobs.service import ROLE
 
 

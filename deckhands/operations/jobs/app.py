@@ -6,8 +6,9 @@ from typing import Any
 
 from celery.worker.control import inspect_command
 
-from broker.celery import add_loop, make_jobs_app
+from broker.celery import add_loop
 from broker.runtime import BrokerSettings, arm
+from deckhands.operations.jobs.celery_app import make_jobs_app
 from deckhands.operations.jobs.service import JobsService
 from deckhands.operations.jobs.table import JOBS, schedule
 from deckhands.operations.jobs.tasks import register, sender

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 
-from broker.celery import make_jobs_app, run_beat
 from broker.runtime import EXIT_USAGE, BrokerSettings, DeckhandsError, arm, begin_logging, logs_json, seclude
 from deckhands.client import print_text
+from deckhands.operations.jobs.celery_app import make_jobs_app, run_beat
 from deckhands.operations.jobs.table import schedule
 
 _log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 Holds: what is sent, and how often, is what the application says; somebody who can write to the broker cannot have the
 beat send anything else, and what cannot be read there counts as never sent. A key of another type is removed, and so is
 a lock that nobody would ever leave. A beat that has lost the lock sends nothing until it has it again.
-Keys, in Celery's broker: see `jobs_app`.
+Keys, in Celery's broker: see `celery_app`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Any
 from redbeat.schedulers import RedBeatConfig, RedBeatScheduler, RedBeatSchedulerEntry, get_redis
 from redis.exceptions import LockNotOwnedError, ResponseError
 
-from broker.celery.jobs_app import redis_url
-from broker.celery.logins import split_login
+from broker.celery import redis_url, split_login
 
 CLOCKS_DIFFER = timedelta(minutes=10)
 """By how much the clocks of two beats may differ; a job was not sent later than that."""

@@ -10,15 +10,11 @@ Keys, in Celery's broker: `deckhands:beat:*`.
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 from celery import Celery
 from celery.worker.request import Request
 
-from broker.celery.app import TRANSPORT_OPTIONS, make_app
-from broker.celery.logins import split_login
-from broker.celery.taken_entries import KeptMessages
-from broker.runtime import UrlInFile
+from broker.celery import TRANSPORT_OPTIONS, KeptMessages, make_app, split_login
 
 JOBS_QUEUE = "deckhands.jobs"
 JOBS_PREFIX = "deckhands.jobs."
@@ -27,7 +23,7 @@ VISIBILITY_SECONDS = 1_800
 MUTEX_SECONDS = 10
 """How long a worker that dies while it looks for what others have left keeps others from looking."""
 PLACES = {name: f"deckhands.jobs:{name}" for name in ("unacked", "unacked_index", "unacked_mutex")}
-SCHEDULER = "broker.celery.beat_scheduler:JobScheduler"
+SCHEDULER = "deckhands.operations.jobs.beat_scheduler:JobScheduler"
 BEAT_KEYS = "deckhands:beat:"
 BEAT_TURN_SECONDS = 2.0
 """How long a beat sleeps at most, and how often one that waits looks at the lock."""
@@ -87,14 +83,3 @@ def run_beat(app: Celery) -> None:
     Ends with an error if another beat has taken the lock over; its supervisor starts it again, and it waits.
     """
     app.Beat(quiet=True, max_interval=BEAT_TURN_SECONDS, loglevel="INFO", redirect_stdouts=False).run()
-
-
-def redis_url(broker_url: str) -> str:
-    """Return the address of Celery's broker as redis-py writes it."""
-    if isinstance(broker_url, UrlInFile):
-        return broker_url.derived(redis_url)
-    if not broker_url.startswith("redis+socket://"):
-        return broker_url
-    parts = urlsplit(broker_url)
-    database = parse_qs(parts.query).get("virtual_host", ["0"])[0]
-    return f"unix://{parts.netloc}{parts.path}?db={database}"

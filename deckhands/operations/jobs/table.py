@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.celery import JOBS_PREFIX, JOBS_QUEUE
+from deckhands.operations.jobs.celery_app import JOBS_PREFIX, JOBS_QUEUE
 from deckhands.operations.jobs.checkpoints import remove_checkpoints
 from deckhands.operations.jobs.job import LONGEST_LIMIT_SECONDS, Job
 from deckhands.operations.jobs.orphans import remove_orphans

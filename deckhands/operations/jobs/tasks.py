@@ -12,8 +12,9 @@ from typing import Any
 from celery import Celery, Task
 from celery.exceptions import Reject
 
-from broker.celery import JOBS_PREFIX, JOBS_QUEUE, JobRequest, LoopThread
+from broker.celery import LoopThread
 from broker.runtime import DeckhandsError
+from deckhands.operations.jobs.celery_app import JOBS_PREFIX, JOBS_QUEUE, JobRequest
 from deckhands.operations.jobs.job import Job, JobServices, alone
 from deckhands.operations.jobs.service import JobsService
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord, group
 
-from broker.celery.canvas import followers, with_ids
 from broker.runtime.errors import UsageError
+from deckhands.ingress.canvas import followers, with_ids
 
 APP = Celery("shop", set_as_current=False)
 

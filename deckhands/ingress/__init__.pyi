@@ -1,0 +1,1 @@
+from .evaluation_tasks import complete_tasks as complete_tasks
