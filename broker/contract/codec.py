@@ -70,7 +70,7 @@ class UnknownEvent(Event):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         return f"An event of the kind {self.kind}, which this version of Deckhands does not know."
 
     @property

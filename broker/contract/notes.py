@@ -105,7 +105,7 @@ class NoteAction(Action):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         match self.command:
             case "write":
                 return f"Noting: {self.text}"

@@ -35,7 +35,7 @@ class OfferedToolAction(RiskyAction):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         return f"Calling {self.tool or self.name}"
 
     @property
