@@ -36,14 +36,14 @@ from broker.contract.tool_specs import ToolSpec
 from broker.runtime import counted
 
 MAX_AGENT_NAME_CHARS = 1_000
-"""Of a delegate, as a model writes it; the command of an ACP agent is a name, too."""
+"""The limit for a delegate's name as a model writes it. The command of an ACP agent is a name, too."""
 THOUGHT_LOGGED = "Your thought has been logged."
 WAYS_OUT = {
     1: "restart before it and wait for a message (wait)",
     2: "restart before it and continue (go-on)",
     3: "stop (stop)",
 }
-"""What each option of a loop's recovery does, for people, with its name on the command line."""
+"""The options of a loop recovery, described for users, each with its command-line name."""
 
 
 class RiskyAction(Action):

@@ -1,7 +1,7 @@
-"""Which agent a conversation begins with: as it was asked for, or the SDK agent that does the same work.
+"""The choice of a new conversation's agent: the requested one, or the equivalent SDK agent.
 
-Holds: the choice follows from the conversation's id and the configuration, so a submission that is repeated gets the
-same agent; it is written into the log, so that a later configuration changes no conversation under way.
+Holds: the choice is determined by the conversation's id and the configuration, so a repeated submission gets the same
+agent. It is recorded in the log, so a later configuration does not affect running conversations.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ BUCKETS = 10_000
 
 
 class AgentFactoryConfig(BaseModel):
-    """How agents are chosen; the names of the fields are those that configurations of OpenHands have.
+    """The configuration of the choice; its fields have the names of OpenHands' configuration.
 
     Attributes:
-        prefer_sdk_agents: an agent that has an SDK agent is replaced by it.
-        percent: of how many conversations.
+        prefer_sdk_agents: replace an agent by its SDK agent, if it has one.
+        percent: the percentage of conversations for which it is replaced.
         fallback_to_legacy: see `SdkSpec`.
         timeout_seconds: see `SdkSpec`.
     """
@@ -37,10 +37,10 @@ class AgentFactoryConfig(BaseModel):
 
     @classmethod
     def from_env(cls) -> AgentFactoryConfig:
-        """Return what the variables of this program say.
+        """Return the configuration from environment variables.
 
         Raises:
-            UsageError: a value cannot be used.
+            UsageError: a value is invalid.
         """
         return _config_of(agent_variables())
 
@@ -57,9 +57,9 @@ def _config_of(variables: frozenset[tuple[str, str]]) -> AgentFactoryConfig:
 
 
 def chosen_agent(spec: AgentSpec, config: AgentFactoryConfig, conversation_id: str) -> AgentSpec:
-    """Return the agent that a conversation begins with.
+    """Return the agent that a conversation starts with.
 
-    An SDK agent that was asked for by name stays one; its delegates are what their names say.
+    An SDK agent that was requested by name is kept. Delegates are not replaced.
     """
     is_wanted = config.prefer_sdk_agents and share_of(conversation_id) < config.percent
     name = sdk_of(spec.name) if is_wanted else spec.name
@@ -70,6 +70,6 @@ def chosen_agent(spec: AgentSpec, config: AgentFactoryConfig, conversation_id: s
 
 
 def share_of(conversation_id: str) -> float:
-    """Return where a conversation stands between 0 and 100, always the same: those below a percentage are chosen."""
+    """Map a conversation to a fixed number from 0 to 100. It is chosen if the number is below the percentage."""
     digest = hashlib.sha256(conversation_id.encode()).digest()
     return int.from_bytes(digest[:8], "big") % BUCKETS * 100 / BUCKETS

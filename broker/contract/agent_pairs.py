@@ -1,7 +1,7 @@
-"""Which agents are SDK agents, by name, and which legacy agent stands behind each.
+"""The names of SDK agents, and the legacy agent behind each.
 
 An SDK agent is a conversation whose loop is the Claude Agent SDK. Its legacy agent does the same work in our own loop,
-and takes over where the SDK cannot run.
+and takes over if the SDK cannot run.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ SDK_OF: Mapping[str, str] = {legacy: sdk for sdk, legacy in LEGACY_OF.items()}
 
 
 def kind_of(name: str) -> AgentKind:
-    """Return which kind of agent a name is; what is not known as an SDK agent is a legacy one."""
+    """Return the kind of an agent by its name; an unknown name is a legacy agent."""
     return "sdk" if name in LEGACY_OF else "legacy"
 
 
 def is_sdk_agent(name: str) -> bool:
-    """Say whether the loop of an agent is the Claude Agent SDK."""
+    """Return whether the loop of an agent is the Claude Agent SDK."""
     return name in LEGACY_OF
 
 
 def legacy_of(name: str) -> str:
-    """Return the legacy agent behind an agent; any other name is its own."""
+    """Return the legacy agent behind an SDK agent; any other name is returned unchanged."""
     return LEGACY_OF.get(name, name)
 
 
 def sdk_of(name: str) -> str:
-    """Return the SDK agent that does the work of an agent; a name that has none stays as it is."""
+    """Return the SDK agent that does the work of an agent; a name without one is returned unchanged."""
     return SDK_OF.get(name, name)

@@ -36,7 +36,7 @@ class CodeSearchAction(RiskyAction):
 
 
 class CodeSearchObservation(Observation):
-    """The result of a code search."""
+    """The result of a code query."""
 
     kind: Literal["observation.search_code"] = "observation.search_code"
     question: str

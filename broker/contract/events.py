@@ -106,9 +106,7 @@ class CallEstimate(Part):
 
 
 class Parent(Part):
-    """The parent of a delegate: its conversation and the action that started the delegate. `level` is 1 for the
-    first level.
-    """
+    """The parent conversation of a delegate, and the action that started it. `level` is 1 for the first level."""
 
     conversation_id: str
     delegate_id: int

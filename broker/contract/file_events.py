@@ -20,7 +20,7 @@ from broker.contract.tool_specs import OutcomePolicy, ToolSpec
 from broker.runtime import counted
 
 NUMBERED = "Here's the result of running `cat -n` on "
-"""How the text of the editor's view of a file begins."""
+"""The first words of the text in the editor's view of a file."""
 
 EDITOR_ARGUMENTS = frozenset(
     {"file_text", "old_str", "new_str", "insert_line", "edits", "replace_all", "overwrite", "cell", "cell_type"}
@@ -110,9 +110,7 @@ class FileEditSource(StrEnum):
 
 
 class TextEdit(Part):
-    """One of several replacements. With `replace_all`, all matches are replaced; without it, the match must be
-    unique.
-    """
+    """One of several replacements. `replace_all` replaces all matches; without it, the match must be unique."""
 
     old_str: str
     new_str: str = ""

@@ -21,7 +21,7 @@ from broker.contract.tool_specs import OutcomePolicy, ToolSpec
 from broker.runtime import checked_traceparent
 
 NAMES_KEPT = 1_024
-"""Sets of names of fields: every kind has some."""
+"""The size of the cache for sets of field names; each kind uses several."""
 
 EventT = TypeVar("EventT", bound="Event")
 Style = Literal["", "bold", "dim", "red", "green", "cyan"]
@@ -97,7 +97,7 @@ class WorkspaceUse(StrEnum):
 
 
 Traceparent = Annotated[str | None, BeforeValidator(checked_traceparent)]
-"""The context of a trace. It proves nothing, and what is none counts as none."""
+"""The context of a trace. It is not authenticated, and an invalid one counts as None."""
 
 
 class Event(BaseModel):
@@ -172,9 +172,7 @@ class Event(BaseModel):
 
     @property
     def pool_wanted(self) -> str:
-        """The pool whose tool workers run this action. Empty for the tool workers that hold the conversation's
-        workspace.
-        """
+        """The pool whose tool workers run this action; empty for those that hold the conversation's workspace."""
         return ""
 
     @property
@@ -224,8 +222,7 @@ class Action(Event):
 
     @classmethod
     def from_call(cls, arguments: Mapping[str, Any]) -> Action:
-        """Return the action that a tool call requests. By default, the arguments are the action's fields of the same
-        names.
+        """Return the action that a tool call requests. By default, its fields are the arguments of the same names.
 
         Raises:
             ToolCallError: an argument is missing or unknown. The text is for the model.
@@ -238,8 +235,7 @@ class Action(Event):
         return cls.model_validate({field: required_text(arguments, name, cls.tool_spec.name), **risk})
 
     def answer(self, task_list: Sequence[Any]) -> Observation | None:  # noqa: ARG002  (subclasses use it)
-        """Return the observation that answers the action at once, without a worker. None if the action must be
-        executed.
+        """Return the observation that answers the action without a worker; None if the action must be executed.
 
         Args:
             task_list: the agent's task list before this action.
@@ -267,8 +263,7 @@ class Action(Event):
 
 
 class Observation(Event):
-    """The result of an action, or a report of the environment. `unsandboxed` is set if the action ran without a
-    sandbox.
+    """The result of an action, or a report of the environment. `unsandboxed` is set if it ran in no sandbox.
 
     Attributes:
         is_cut: the model sees only the head and tail of a long text.

@@ -16,10 +16,10 @@ class OfferedToolAction(RiskyAction):
     """Call a tool that is not part of the agent but was offered to it: one of `AgentSpec.tools`.
 
     Attributes:
-        name: as the model called it.
-        tool: key of the offer; empty where it is the name.
-        fingerprint: of the offer that the model saw.
-        pool: whose tool workers run it; empty: those that hold the conversation's workspace.
+        name: the name in the model's call.
+        tool: the key of the offer; empty if equal to the name.
+        fingerprint: the fingerprint of the offer that the model saw.
+        pool: the pool of the tool workers that run it; empty for those that hold the conversation's workspace.
     """
 
     name: str

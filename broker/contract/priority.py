@@ -1,4 +1,4 @@
-"""Who goes first where something is scarce: ready conversations, steps, actions, model calls."""
+"""Priorities for scarce resources: ready conversations, steps, actions, model calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from broker.contract.specs import Tenancy
 
 
 class Priority(StrEnum):
-    """Who goes first, in this order."""
+    """Priorities, the highest first."""
 
     INTERACTIVE = "interactive"
     NORMAL = "normal"
@@ -16,12 +16,12 @@ class Priority(StrEnum):
 
     @property
     def rank(self) -> int:
-        """0 goes first; the store's functions know priorities by this number."""
+        """The number that the store's functions use; 0 is the highest priority."""
         return tuple(Priority).index(self)
 
 
 def priority_of(tenancy: Tenancy | None, *, is_headless: bool) -> Priority:
-    """Return the priority of a conversation: as asked for, else by whether a person is there."""
+    """Return a conversation's priority: the requested one, else interactive or batch by whether a user is present."""
     if tenancy is not None and tenancy.priority is not None:
         return Priority(tenancy.priority)
     return Priority.BATCH if is_headless else Priority.INTERACTIVE

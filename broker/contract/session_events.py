@@ -105,8 +105,7 @@ class AcpDiff(Part):
 
 
 class AcpCall(Part):
-    """A tool call reported by an ACP agent. The agent has run the tool itself, in the sandbox; nothing here is
-    verified.
+    """A tool call reported by an ACP agent. The agent has run the tool itself, in the sandbox.
 
     Attributes:
         tool_kind: `read`, `edit`, `delete`, `move`, `search`, `execute`, `think`, `fetch` or `other`.
@@ -141,9 +140,7 @@ class AcpCall(Part):
 
 
 class AcpOption(Part):
-    """A possible answer to an ACP agent's permission request; `option_kind` is `allow_once`, `reject_once` or
-    another.
-    """
+    """A possible answer to a permission request; `option_kind` is `allow_once`, `reject_once` or another."""
 
     id: str
     name: str = ""
@@ -168,8 +165,9 @@ class AcpPermission(Part):
 
 
 class AcpTurnAction(RiskyAction):
-    """Prompt an ACP agent, or let it continue until its next report. No confirmation is needed: the agent requests
-    permissions itself.
+    """Prompt an ACP agent, or let it continue until its next report.
+
+    No confirmation is needed, because the agent requests permissions itself.
 
     Attributes:
         command: the command line that starts it.

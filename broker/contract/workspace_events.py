@@ -1,6 +1,4 @@
-"""Events about a workspace itself: requests to open it and to survey it for instructions and skills, and their
-results.
-"""
+"""Events about a workspace itself: requests to open it and to survey its instructions and skills, and their results."""
 
 from __future__ import annotations
 
