@@ -1,6 +1,6 @@
-"""Whether a store keeps what it acknowledged when its server ends.
+"""Detects a store that loses acknowledged writes when its server ends.
 
-Does not: see how often the server writes to its disk (`appendfsync`), which it says only to its administrators.
+Does not: check how often the server writes to its disk (`appendfsync`), which only its administrators can read.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ REMEDY = (
 
 
 def volatility_of(facts: Mapping[str, str]) -> str:
-    """Return what a server would lose, by what it says of itself (INFO); empty: it has an append-only file."""
-    if facts.get("aof_enabled", "1") != "0":  # a server that does not say, such as a provider's own, is trusted
+    """Return a warning if a server's INFO shows no append-only file, else an empty text."""
+    if facts.get("aof_enabled", "1") != "0":  # a server that does not report it, such as a provider's own, is trusted
         return ""
     return (
         "THE STORE KEEPS NO APPEND-ONLY FILE: when its server ends, it loses the conversations, queued actions and "

@@ -1,7 +1,7 @@
-"""What a worker's log says while its store does not serve: one line when that begins, and one when it ends.
+"""Logs store outages of a worker: one line when an outage starts, and one when it ends.
 
-Holds: however many calls wait, and however often each is repeated, an outage is two lines; one that is over within
-half a second is none.
+Holds: an outage is two log lines, however many calls wait and retry. An outage shorter than half a second is not
+logged.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class Outage:
         self._is_told = False
 
     def begin(self, clock: Clock) -> None:
-        """Note that a call has to be repeated."""
+        """Record that a call must be repeated."""
         if not self._waiting:
             self._began, self._is_told = clock.monotonic(), False
         self._waiting += 1
 
     def go_on(self, clock: Clock, error: Exception) -> None:
-        """Note that it has to be repeated again."""
+        """Record that the repeated call has failed, too."""
         if not self._is_told and clock.monotonic() - self._began >= TOLD_AFTER_SECONDS:
             self._is_told = True
             _log.warning("the store does not serve, so conversations wait until it does: %s", error)
 
     def end(self, clock: Clock) -> None:
-        """Note that a call waits no longer: it was served, or given up."""
+        """Record that a call no longer waits: it succeeded or was given up."""
         self._waiting -= 1
         if not self._waiting and self._is_told:
             self._is_told = False

@@ -1,10 +1,10 @@
-"""Which versions of the store's server have holes that are known, and which have the fix.
+"""Known vulnerabilities of store servers, by version.
 
-Facts: the advisories of Redis and Valkey for CVE-2025-49844 (with -46817, -46818 and -46819; what is older, such as
-CVE-2024-31449, -46981 and CVE-2025-21605, was fixed before in every branch), and Redis' for CVE-2026-23479.
+Facts: the advisories of Redis and Valkey for CVE-2025-49844 (with -46817, -46818 and -46819; older ones, such as
+CVE-2024-31449, -46981 and CVE-2025-21605, were fixed before in every branch), and Redis' for CVE-2026-23479.
 
-Holds: a version is certain to have a hole only if nobody is known to ship it with the fix put back into it.
-Does not: know holes that were found later; the newest release of a branch is the one to run.
+Holds: a version is certainly vulnerable only if no vendor is known to ship it with a backported fix.
+Does not: know later vulnerabilities; run the newest release of a branch.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ FIXED: dict[str, tuple[_Version, ...]] = {
     "Redis": ((7, 2, 11), (7, 4, 6), (8, 0, 4), (8, 2, 2)),
     "Valkey": ((7, 2, 11), (8, 0, 6), (8, 1, 4)),
 }
-"""The first release of each branch that has the fix; later branches began with it."""
+"""The first release of each branch with the fix; later branches have had it from their start."""
 NEVER_FIXED: dict[str, tuple[tuple[int, int], ...]] = {"Redis": ((7, 0),), "Valkey": ()}
-"""Branches that ended before; others that are not in `FIXED` are a vendor's own."""
+"""Branches that ended before the fix. Other branches that are not in `FIXED` are a vendor's own."""
 OF_DISTRIBUTIONS = {"Redis": ((7, 0, 15), (8, 0, 2)), "Valkey": ((8, 1, 1),)}
-"""What Debian and Ubuntu ship, and patch without another number."""
+"""Versions that Debian and Ubuntu ship and patch without changing the number."""
 BLOCKED_CLIENTS_FIXED = (8, 6, 3)
 
 LUA = "CVE-2025-49844 and others: a client that may run scripts may take the server over"
@@ -32,10 +32,10 @@ BLOCKED_CLIENTS = "CVE-2026-23479: a client that is evicted while it waits may t
 
 @dataclass(frozen=True, slots=True)
 class Weakness:
-    """What a server's version says against it.
+    """A vulnerability of a server.
 
     Attributes:
-        is_certain: whether it is refused, unless its operator knows better.
+        is_certain: whether the server is refused, unless its operator overrides that.
     """
 
     text: str
@@ -44,7 +44,7 @@ class Weakness:
 
 
 def weakness_of(facts: Mapping[str, str]) -> Weakness | None:
-    """Return the hole that a server has, or may have, by what it says of itself (INFO); None: none is known."""
+    """Return the known or possible vulnerability of a server by its INFO; None if there is none."""
     product = "Valkey" if "valkey_version" in facts else "Redis"
     text = facts.get("valkey_version") or facts.get("redis_version", "")
     version = _parsed(text)

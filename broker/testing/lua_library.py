@@ -1,7 +1,7 @@
-"""A function library of the store, run in this process: the real Lua source, in Lua 5.1 as the servers embed it.
+"""A function library of the store, run in this process: the real Lua source, in Lua 5.1 as embedded in the servers.
 
-Holds: values cross between Lua and replies by the rules of Redis: false is nil, numbers are cut to integers, an array
-ends at its first nil, an error in a command ends the function and keeps what it has written.
+Holds: values are converted between Lua and replies by the rules of Redis: false is nil, numbers are truncated to
+integers, an array ends at its first nil. An error in a command ends the function and keeps its earlier writes.
 Does not: sandbox the source, which is our own.
 """
 
@@ -25,7 +25,7 @@ class LuaLibrary:
         """Run the source, which registers its functions.
 
         Args:
-            source: begins with `#!lua name=<name>`.
+            source: starts with `#!lua name=<name>`.
             call: performs a command for `redis.call`.
         """
         import lupa.lua51
@@ -39,13 +39,13 @@ class LuaLibrary:
         redis[b"register_function"] = self.functions.__setitem__
         self._lua.globals()[b"redis"] = self._lua.table_from(redis)
         self._lua.globals()[b"cmsgpack"] = self._lua.table_from({b"unpack": self._unpack})
-        self._lua.execute(b"\n" + body)  # the empty line keeps the line numbers of errors right
+        self._lua.execute(b"\n" + body)  # the empty line preserves the line numbers of errors
 
     def run(self, name: bytes, keys: Arguments, arguments: Arguments) -> Any:
         """Call a function and return its reply.
 
         Raises:
-            ReplyError: no such function, or a command in it failed.
+            ReplyError: the function does not exist, or a command in it failed.
         """
         function = self.functions.get(name)
         if function is None:

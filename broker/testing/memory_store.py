@@ -1,8 +1,8 @@
-"""A store in memory behind a `Connection`: for tests and simulations, on any event loop, with any clock.
+"""An in-memory store behind a `Connection`, for tests and simulations, with any event loop and clock.
 
-Holds: what a command or a function answers and changes is what a real server would; tests compare the two. A blocked
-read is served in the step in which its entry arrives, the longest waiting first, and times out by the loop's clock.
-Does not: survive the process; follow the limits, permissions and configuration of a server.
+Holds: commands and functions reply and write like a real server; tests compare the two. A blocked read is answered in
+the same step in which its entry arrives, the longest waiting first. It times out by the loop's clock.
+Does not: survive the process; enforce limits, permissions and configuration of a server.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from broker.testing.streams import Read
 
 
 class MemoryServer:
-    """What any number of `MemoryConnection`s share.
+    """The state shared by all `MemoryConnection`s of one store.
 
     Attributes:
-        restarts: to be raised when what it holds is replaced by something older, as if it had come back with that.
+        restarts: increase it after replacing the data by older data, to simulate a restart with a lost tail.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -36,10 +36,10 @@ class MemoryServer:
         self._commands = {**keyspace.COMMANDS, **streams.COMMANDS}
 
     def execute(self, command: Arguments) -> Any:
-        """Perform a command without waiting, and serve the reads that waited for what it added.
+        """Execute a command without waiting, and answer blocked reads of the entries that it added.
 
         Raises:
-            ReplyError: it was refused.
+            ReplyError: the command was refused.
         """
         try:
             return self._perform(command)
@@ -48,7 +48,10 @@ class MemoryServer:
                 self._serve()
 
     def block(self, read: Read) -> asyncio.Future[Any]:
-        """Begin a blocking read: its reply is there at once, or when an entry arrives, or None when time is up."""
+        """Start a blocking read.
+
+        It returns at once if entries exist, else on the next entry, or None on a timeout.
+        """
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         reply = self._try(read)
@@ -120,7 +123,7 @@ class MemoryConnection:
 
     async def call(self, *command: Argument) -> Any:
         """See `Connection.call`."""
-        await asyncio.sleep(0)  # as on a wire, others run between sending and execution, and before the reply
+        await asyncio.sleep(0)  # like a network, let other tasks run before the execution and before the reply
         reply = await self._reply(command)
         await asyncio.sleep(0)
         return check_reply(reply)
