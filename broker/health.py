@@ -60,7 +60,7 @@ async def check_worker(connection: Connection, role: str) -> Verdict:
     left_ms = max(deadlines) - now_ms
     if left_ms <= 0:
         return Verdict(LAPSED, f"The {role} worker's heartbeat lapsed {-left_ms / 1000:.1f} s ago.")
-    return Verdict(HEALTHY, f"The {role} worker's heartbeat holds for {left_ms / 1000:.1f} s.")
+    return Verdict(HEALTHY, f"The {role} worker's heartbeat is valid for {left_ms / 1000:.1f} s.")
 
 
 async def check_store(connection: Connection) -> Verdict:
@@ -80,8 +80,8 @@ async def check_beat(connection: Connection) -> Verdict:
         StoreError: the broker does not answer, or refuses.
     """
     if await connection.call("EXISTS", BEAT_LOCK):
-        return Verdict(HEALTHY, "A beat sends.")
-    return Verdict(LAPSED, "No beat sends.")
+        return Verdict(HEALTHY, "A beat is active.")
+    return Verdict(LAPSED, "No beat is active.")
 
 
 async def check(role: str, url: str) -> Verdict:

@@ -50,7 +50,7 @@ class HostRule:
         if host.startswith("*."):
             name = canonical_host(host.removeprefix("*."))
             if not _NAME.fullmatch(name):
-                raise ValueError(f"{text!r}: only the beginning of a name can be left open")
+                raise ValueError(f"{text!r}: only the first label of a name can be a wildcard")
             return cls(f".{name}", is_wildcard=True, ports=ports)
         return cls(canonical_host(host), is_wildcard=False, ports=ports)
 
@@ -72,7 +72,7 @@ def host_rules(texts: Iterable[str]) -> tuple[HostRule, ...]:
     """
     rules = tuple(HostRule.parse(text) for text in texts)
     if len(rules) > MAX_HOSTS:
-        raise ValueError(f"{len(rules)} hosts are named; {MAX_HOSTS} can be")
+        raise ValueError(f"there are {len(rules)} hosts; the limit is {MAX_HOSTS}")
     return rules
 
 
@@ -101,7 +101,7 @@ def parse_authority(text: str, default_port: int | None = None) -> tuple[str, in
     """
     host, port = _split(text)
     if not (port or default_port):
-        raise ValueError(f"{text!r} names no port")
+        raise ValueError(f"{text!r} has no port")
     return canonical_host(host), port or default_port or 0
 
 

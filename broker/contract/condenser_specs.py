@@ -1,6 +1,4 @@
-"""Specifications of condensers, which shorten the history for the model (OpenHands section 8: types, names,
-defaults).
-"""
+"""Specifications of condensers: strategies to shorten a long history (OpenHands section 8: types, names, defaults)."""
 
 from __future__ import annotations
 
@@ -148,7 +146,7 @@ def _of_its_type(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     if "type" not in value:
-        raise ValueError("a condenser has a type")
+        raise ValueError("a condenser needs a type")
     return CondenserSpec.TYPES.get(str(value["type"]), OtherCondenserSpec).model_validate(value)
 
 

@@ -167,7 +167,7 @@ class ConversationBegun(Event):
     """The scheduled start time of a conversation has been reached."""
 
     kind: Literal["conversation.begun"] = "conversation.begun"
-    sentence_template: ClassVar[str] = "The time to begin has come"
+    sentence_template: ClassVar[str] = "The scheduled start time has been reached"
 
 
 class OperatorActed(Event):

@@ -95,7 +95,7 @@ class ExecuteCommandAction(Action):
     kind: Literal["action.execute"] = "action.execute"
     is_shown_to_model: ClassVar[bool] = False
     counts_for_loops: ClassVar[bool] = False
-    sentence_template: ClassVar[str] = "A person runs: {command}"
+    sentence_template: ClassVar[str] = "A user runs: {command}"
     source: EventSource = EventSource.USER
     command: str
     timeout: float = DEFAULT_TIMEOUT_SECONDS
@@ -129,6 +129,6 @@ class CommandExecutedObservation(Observation):
     is_shown_to_model: ClassVar[bool] = False
     counts_for_loops: ClassVar[bool] = False
     workspace_use: ClassVar[WorkspaceUse] = WorkspaceUse.CHANGED
-    sentence_template: ClassVar[str] = "The person's command ended with exit code {exit_code}"
+    sentence_template: ClassVar[str] = "The user's command ended with exit code {exit_code}"
     exit_code: int = -1
     error_id: str = ""

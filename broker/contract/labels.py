@@ -25,9 +25,9 @@ def checked_labels(labels: dict[str, str]) -> dict[str, str]:
         raise ValueError(f"there are {len(labels)} labels; the limit is {MAX_LABELS}")
     for name, value in labels.items():
         if LABEL_NAME.fullmatch(name) is None:
-            raise ValueError(f"{ascii(name)[:100]} cannot name a label")
+            raise ValueError(f"{ascii(name)[:100]} is not a valid name of a label")
         if LABEL_VALUE.fullmatch(value) is None:
-            raise ValueError(f"{ascii(value)[:100]} cannot be the value of the label {name}")
+            raise ValueError(f"{ascii(value)[:100]} is not a valid value of the label {name}")
     return labels
 
 

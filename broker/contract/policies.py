@@ -63,7 +63,7 @@ class LoopPolicy(BaseModel):
     @model_validator(mode="after")
     def _check_fallback(self) -> LoopPolicy:
         if LoopResponse.SWITCH_MODEL in self.responses and not self.fallback_model:
-            raise ValueError("Name the fallback model that switch_model continues with.")
+            raise ValueError("The response switch_model requires a fallback_model.")
         return self
 
     @property
@@ -95,7 +95,7 @@ class ConfirmationPolicy(BaseModel):
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
         if self.settings is not None and len(json.dumps(self.settings)) > MAX_SETTINGS_CHARS:
-            raise ValueError(f"the settings of a policy may have {MAX_SETTINGS_CHARS} characters")
+            raise ValueError(f"the settings of a policy have more than {MAX_SETTINGS_CHARS} characters")
         return self
 
     @property

@@ -153,7 +153,7 @@ def skills_in(home: Path) -> tuple[Skill, ...]:
     for skill in read.skills:
         if sum(len(other.content) for other in (*found, skill)) > MAX_PERSONAL_CHARS:
             _log.warning(
-                "The skill %s is left out: together they have more than %d characters", skill.name, MAX_PERSONAL_CHARS
+                "The skill %s is left out: all skills together exceed %d characters", skill.name, MAX_PERSONAL_CHARS
             )
             continue
         found.append(skill)

@@ -95,7 +95,7 @@ class OutputSpec(Part):
     @classmethod
     def _check_schema(cls, schema: dict[str, Any]) -> dict[str, Any]:
         if len(json.dumps(schema)) > MAX_SCHEMA_CHARS:
-            raise ValueError(f"a schema may have {MAX_SCHEMA_CHARS} characters")
+            raise ValueError(f"the schema has more than {MAX_SCHEMA_CHARS} characters")
         if schema.get("type") != "object":
             raise ValueError("the schema of the output must be of the type object")
         return schema
@@ -296,7 +296,7 @@ class WorkspaceSpec(Part):
     @model_validator(mode="after")
     def _check_source(self) -> Self:
         if self.path is not None and self.source is not None:
-            raise ValueError("a directory that exists is used as it is, not filled from a source")
+            raise ValueError("give either path or source: an existing directory is not filled from a source")
         return self
 
     @field_validator("allow")
@@ -308,9 +308,9 @@ class WorkspaceSpec(Part):
     @model_validator(mode="after")
     def _is_given_one_way(self) -> Self:
         if self.network and self.allow:
-            raise ValueError("with the whole network there is nothing to allow: give either")
+            raise ValueError("give either network or allow: with full network access, allow has no effect")
         if self.image and self.sandbox != "docker":
-            raise ValueError("an image is for the sandbox docker")
+            raise ValueError("an image requires the sandbox docker")
         return self
 
 

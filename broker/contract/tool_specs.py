@@ -76,7 +76,7 @@ class ToolOffer(BaseModel):
     @classmethod
     def _check_schema(cls, parameters: dict[str, Any]) -> dict[str, Any]:
         if len(_canonical(parameters)) > MAX_SCHEMA_CHARS:
-            raise ValueError(f"a schema may have {MAX_SCHEMA_CHARS} characters")
+            raise ValueError(f"the schema has more than {MAX_SCHEMA_CHARS} characters")
         if parameters.get("type") != "object":
             raise ValueError("the schema of the arguments must be of the type object")
         return parameters

@@ -72,7 +72,7 @@ class GitSource(BaseModel):
         if parts.scheme not in SCHEMES or not (parts.hostname or parts.scheme == "file") or parts.path[:1] != "/":
             raise ValueError(f"{url!r} is not the address of a repository")
         if parts.password is not None:
-            raise ValueError("an address must not hold a password; it would stand in the log")
+            raise ValueError("an address must not contain a password; it would be stored in the log")
         if any(not character.isprintable() or character.isspace() for character in url):
             raise ValueError("an address has no blanks and no control characters")
         return url
@@ -123,8 +123,8 @@ def git_source(text: str, *, depth: int | None = None, secret: str = "") -> GitS
     url, _, ref = text.removeprefix(PREFIX).partition("#")
     if urlsplit(url).password is not None:
         raise UsageError(
-            "The address of the repository holds a password, which would stand in the log.",
-            remedy="Keep it as a secret and name that by --clone-secret.",
+            "The address of the repository contains a password, which would be stored in the log.",
+            remedy="Store it as a secret and pass its name with --clone-secret.",
         )
     try:
         return GitSource(url=url, ref=ref, depth=depth, secret=secret)

@@ -188,7 +188,7 @@ def workspace_roots(names: Iterable[str]) -> tuple[Path, ...]:
         if reason:
             raise UsageError(
                 f"The workspace root {name} cannot be used: {reason}.",
-                remedy="Name a directory that is there and holds workspaces, by its absolute path.",
+                remedy="Use the absolute path of an existing directory for workspaces.",
             )
         found.append(resolved)
     return tuple(found)
@@ -243,7 +243,7 @@ def _is_secret(directory: Path, name: str) -> bool:
 
 
 def _shared_fault(directory: Path) -> str:
-    return "it holds what belongs to others; name a directory in it" if str(directory) in SHARED else ""
+    return "it is shared with other users; name a directory in it" if str(directory) in SHARED else ""
 
 
 def _is_home_of_another(directory: Path) -> bool:

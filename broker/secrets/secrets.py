@@ -358,11 +358,13 @@ def check_secret(name: str, value: str) -> None:
         UsageError: one is invalid; the text does not contain the value.
     """
     if not _NAME.fullmatch(name):
-        raise UsageError(f"A secret cannot be called {name!r}.", remedy="Use letters, digits and _, not a digit first.")
+        raise UsageError(
+            f"{name!r} is not a valid name of a secret.", remedy="Use letters, digits and _, not a digit first."
+        )
     if not MINIMUM_CHARS <= len(value) <= MAX_VALUE_CHARS or "\0" in value:
         raise UsageError(
             f"The value of the secret {name} has {len(value)} characters.",
-            remedy=f"Use {MINIMUM_CHARS} to {MAX_VALUE_CHARS}: a shorter one would be found in everything.",
+            remedy=f"Use {MINIMUM_CHARS} to {MAX_VALUE_CHARS}: a shorter one would match everywhere.",
         )
 
 
@@ -380,7 +382,7 @@ def secret_key(settings: BrokerSettings, *, is_made: bool = False) -> bytes | No
     if settings.secret_key_file:
         key = key_in(Path(settings.secret_key_file), is_made=False)
         if key is None:
-            raise UsageError(f"There is no file {settings.secret_key_file} with the key of the secrets.")
+            raise UsageError(f"The key file {settings.secret_key_file} of the secrets does not exist.")
         return key
     return key_in(settings.home / KEY_FILE, is_made=is_made)
 

@@ -142,7 +142,7 @@ class MultiplexedConnection:
             wire = await asyncio.shield(self._connecting)
             if wire.is_lost or wire.epoch == self._endpoint.epoch:
                 return wire
-        raise StoreUnavailable("The store's name leads to one server after another.", remedy=NAME_A_PRIMARY)
+        raise StoreUnavailable("The store's name leads to changing servers.", remedy=NAME_A_PRIMARY)
 
     async def _open(self) -> _Wire:
         loop = asyncio.get_running_loop()
@@ -315,10 +315,10 @@ class _Endpoint:
         if not self.has_served:
             return error
         remedy = (
-            f"Waiting for {self.url.path} to hold the right URL; it is read at each try."
+            f"Put the right URL into {self.url.path}; it is read at each attempt."
             if isinstance(self.url, UrlInFile)
-            else "It is tried again. If the password has changed, restart this process with the new URL, or let it "
-            "read the URL from DECKHANDS_URL_FILE."
+            else "The login is retried. If the password has changed, restart this process with the new URL, or set "
+            "DECKHANDS_URL_FILE."
         )
         return StoreUnavailable(error.message, remedy=remedy)
 
@@ -353,7 +353,7 @@ def _remedy_for(error: Exception) -> str:
         if sign in text:
             return remedy
     if isinstance(error, OutcomeUnknown):
-        return "Start it, or set DECKHANDS_URL. If its port speaks TLS, write rediss:// there."
+        return "Start it, or set DECKHANDS_URL. If its port uses TLS, write rediss:// there."
     return "Start it, or set DECKHANDS_URL."
 
 
@@ -362,10 +362,10 @@ _REMEDIES = {
     "IP address mismatch": "Name the store in DECKHANDS_URL as its certificate does, or add ssl_check_hostname=false.",
     "certificate has expired": "Renew the certificate of the store's server.",
     "not yet valid": "Check the clock of this machine, and the certificate of the store's server.",
-    "CERTIFICATE_VERIFY_FAILED": "Name the certificate of the authority that signed it: add "
-    "ssl_ca_certs=/path/to/ca.pem to DECKHANDS_URL, behind `?` or `&`.",
-    "WRONG_VERSION_NUMBER": "This port speaks no TLS: write redis:// in DECKHANDS_URL, or name the server's TLS port.",
-    "CERTIFICATE_REQUIRED": "The server wants a certificate of its clients: add ssl_certfile=/path/to/cert.pem and "
+    "CERTIFICATE_VERIFY_FAILED": "Add the certificate of the authority that signed it: append "
+    "ssl_ca_certs=/path/to/ca.pem to DECKHANDS_URL, after `?` or `&`.",
+    "WRONG_VERSION_NUMBER": "This port does not use TLS: write redis:// in DECKHANDS_URL, or use the TLS port.",
+    "CERTIFICATE_REQUIRED": "The server requires a client certificate: add ssl_certfile=/path/to/cert.pem and "
     "ssl_keyfile=/path/to/key.pem to DECKHANDS_URL.",
     "UNKNOWN_CA": "The server does not trust this client's certificate: have one signed by an authority it trusts.",
 }
@@ -373,8 +373,8 @@ _REMEDIES = {
 SENTINEL = "Sentinel is not supported yet."
 CLUSTER = "Redis Cluster is not supported yet."
 NAME_A_PRIMARY = (
-    "Name one primary in DECKHANDS_URL, or a name or proxy that leads to it; after a fail-over, workers connect to "
-    "where that name leads then."
+    "Set DECKHANDS_URL to one primary, or to a name or proxy that leads to it; after a failover, workers resolve the "
+    "name again."
 )
 
 
@@ -382,7 +382,7 @@ def _parse(url: str) -> _Address:
     scheme = url.partition("://")[0].lower()
     for kind, said in (("sentinel", SENTINEL), ("cluster", CLUSTER)):
         if kind in scheme:
-            raise StoreMisconfigured(f"The store's URL begins with {scheme}://. {said}", remedy=NAME_A_PRIMARY)
+            raise StoreMisconfigured(f"The store's URL starts with {scheme}://. {said}", remedy=NAME_A_PRIMARY)
     shown = url.rpartition("@")[2] if "@" in url else url.partition("://")[2] or url
     shown = shown.partition("?")[0]  # an option may be the password of a key
     try:
@@ -390,7 +390,7 @@ def _parse(url: str) -> _Address:
     except ValueError as error:
         raise StoreMisconfigured(
             f"The store's URL {shown!r} cannot be used: {error}.",
-            remedy="It looks like redis://host:6379/0, rediss://user:password@host:6379/0 or unix:///path/to/socket.",
+            remedy="Use redis://host:6379/0, rediss://user:password@host:6379/0 or unix:///path/to/socket.",
         ) from error
 
 
@@ -417,9 +417,9 @@ def check_reply(reply: Any) -> Any:
             remedy="Free some space on the store's disk, or move its directory (DECKHANDS_HOME for a private one).",
         )
     if text.startswith(_UNAVAILABLE):
-        raise StoreUnavailable(f"The store refuses commands for the moment: {text}")
+        raise StoreUnavailable(f"The store temporarily refuses commands: {text}")
     if text.startswith(_ELSEWHERE):
         raise StoreMisconfigured(f"The store is a node of a cluster. {CLUSTER}", remedy=NAME_A_PRIMARY)
     if text.startswith(_REFUSED):
-        raise StoreMisconfigured(f"The store refused the login or a right: {text}", remedy="Check DECKHANDS_URL.")
+        raise StoreMisconfigured(f"The store refused the login or a permission: {text}", remedy="Check DECKHANDS_URL.")
     raise StoreRefused(f"The store answered: {text}")

@@ -159,8 +159,8 @@ class EmbeddedValkey:
             pid = os.pread(lock, 16, 0).decode().strip()
             os.close(lock)
             raise UsageError(
-                f"Another server (pid {pid}) works on {self.directory}.",
-                remedy=f"Stop it with `kill {pid}`, or choose another directory by DECKHANDS_HOME.",
+                f"Another server (pid {pid}) runs on {self.directory}.",
+                remedy=f"Stop it with `kill {pid}`, or set DECKHANDS_HOME to another directory.",
             ) from error
         except OSError as error:
             os.close(lock)
@@ -207,7 +207,7 @@ class EmbeddedValkey:
 
     def _why_it_ended(self, last_words: str) -> DeckhandsError:
         if "Address already in use" in last_words and "Unix socket" not in last_words:
-            return UsageError(f"The port {self._port} is in use.", remedy="Choose another one by `--port`.")
+            return UsageError(f"The port {self._port} is in use.", remedy="Choose another one with `--port`.")
         # On a full disk, the server cannot even write its error message.
         is_full = (
             "No space left on device" in last_words or shutil.disk_usage(self.directory).free < SPACE_FOR_LOG_BYTES
@@ -217,7 +217,7 @@ class EmbeddedValkey:
         if re.search(r"Bad file format|Unexpected end of file|Wrong signature|manifest", last_words):
             return CorruptEntry(
                 f"The store in {self.directory} is damaged: {_last_warning(last_words)}.",
-                remedy="Restore the directory from a copy, or move it away to begin an empty store.",
+                remedy="Restore the directory from a copy, or move it away to start with an empty store.",
             )
         if re.search(r"Permission denied|Read-only file system", last_words):
             return self._unusable(_last_warning(last_words))
@@ -229,7 +229,7 @@ class EmbeddedValkey:
     def _full(self) -> StoreUnavailable:
         return StoreUnavailable(
             f"The disk is full: the store in {self.directory} cannot be opened.",
-            remedy="Free some space there, or choose another directory by DECKHANDS_HOME.",
+            remedy="Free some space there, or set DECKHANDS_HOME to another directory.",
         )
 
     def _unusable(self, error: OSError | str) -> DeckhandsError:
@@ -238,7 +238,7 @@ class EmbeddedValkey:
         reason = error.strerror if isinstance(error, OSError) else error
         return UsageError(
             f"The directory {self.directory} cannot be used for the store: {reason}.",
-            remedy="Make it writable, or choose another one by DECKHANDS_HOME.",
+            remedy="Make it writable, or set DECKHANDS_HOME to another one.",
         )
 
 
@@ -270,7 +270,7 @@ def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PermissionError(1, f"{folder} belongs to somebody else or is open to others")
+        raise PermissionError(1, f"{folder} belongs to another user or is open to others")
 
 
 def _try_lock(lock: int) -> bool:

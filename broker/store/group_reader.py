@@ -64,7 +64,7 @@ class GroupReader:
             await self._store.check_generation()  # the usual reason for a missing group, and the clearer error
             if not error.message.startswith(MADE_WITH_THE_NEXT_BEAT):
                 raise
-            _log.warning("what %s reads is not there: %s", self._consumer, error)
+            _log.warning("a stream of the consumer %s is missing: %s", self._consumer, error)
             await asyncio.sleep(HEARTBEAT_SECONDS)
             return []  # pending entries were not read yet
         entries = [(stream, entry_id, fields) for stream, items in found or () for entry_id, fields in items]

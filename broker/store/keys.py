@@ -24,7 +24,7 @@
     deck:{k}:dead                  zset     until resumed  conversations that crashed three workers
     deck:{k}:unreadable            stream   about 1,000    quarantined entries and keys
     deck:{k}:workers               zset     while alive    worker → heartbeat deadline (ms)
-    deck:{k}:clock                 hash     forever        the shard's time at the latest heartbeat; if webhooks follow it
+    deck:{k}:clock                 hash     forever        the shard's time at the latest heartbeat; webhook flag
     deck:{k}:nodes                 zset     forever        node → when it is considered lost (ms)
     deck:{k}:takeovers             stream   about 10,000   takeovers, for reports
     deck:{k}:awaited               zset     until done     conversation with a waiting caller → its next check (ms)
@@ -54,7 +54,7 @@
     deck:{0}:revoked               zset     a week         revoked Celery task → when (ms)
     deck:{0}:job:<name>            string   while running  the worker that runs an exclusive job
     deck:{k}:worker:<w>:owned      set      while alive    the conversations it owns
-    deck:{k}:worker:<w>:mail       stream   while alive    wake-ups for what the worker owns
+    deck:{k}:worker:<w>:mail       stream   while alive    wake-ups for the conversations it owns
     deck:{k}:worker:<w>:about      hash     while alive    role, node, streams, progress
     deck:{k}:act:<route>           stream   trimmed        actions for a pool (`pool:bash`) or a node
     deck:{k}:act:interactive:<r>   stream   trimmed        the same, of interactive conversations

@@ -33,11 +33,11 @@ class Outage:
         """Record that the repeated call has failed, too."""
         if not self._is_told and clock.monotonic() - self._began >= TOLD_AFTER_SECONDS:
             self._is_told = True
-            _log.warning("the store does not serve, so conversations wait until it does: %s", error)
+            _log.warning("the store is unavailable, conversations wait: %s", error)
 
     def end(self, clock: Clock) -> None:
         """Record that a call no longer waits: it succeeded or was given up."""
         self._waiting -= 1
         if not self._waiting and self._is_told:
             self._is_told = False
-            _log.warning("the store serves again, after %.1f s", clock.monotonic() - self._began)
+            _log.warning("the store is available again after %.1f s", clock.monotonic() - self._began)

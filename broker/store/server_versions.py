@@ -53,15 +53,15 @@ def weakness_of(facts: Mapping[str, str]) -> Weakness | None:
         branches = {first[:2] for first in (*FIXED[product], *NEVER_FIXED[product])}
         is_certain = version is not None and version[:2] in branches and version not in OF_DISTRIBUTIONS[product]
         return Weakness(
-            f"The store's server is {product} {text or 'of an unknown version'}, which has a known hole ({LUA}).",
-            f"Use {newest} or newer. If a distribution has put the fix into it, set DECKHANDS_STORE_PATCHED=1.",
+            f"The store's server is {product} {text or 'of an unknown version'}, which is vulnerable ({LUA}).",
+            f"Use {newest} or newer. If your distribution has backported the fix, set DECKHANDS_STORE_PATCHED=1.",
             is_certain=is_certain,
         )
     if product == "Redis" and version < BLOCKED_CLIENTS_FIXED:
         return Weakness(
-            f"The store's server is {product} {text}, which has a known hole ({BLOCKED_CLIENTS}).",
+            f"The store's server is {product} {text}, which is vulnerable ({BLOCKED_CLIENTS}).",
             "Keep its setting `maxmemory-clients 0`, the default, or use 8.6.3 or newer. "
-            "If it is closed, set DECKHANDS_STORE_PATCHED=1.",
+            "If it has the fix, set DECKHANDS_STORE_PATCHED=1.",
         )
     return None
 

@@ -204,8 +204,8 @@ async def open_store(
             if WRONG_TYPE not in error.message:
                 raise
             raise StoreMisconfigured(
-                f"{keys.STORE} holds no facts about a store, but a key of another type.",
-                remedy="Somebody has overwritten it. Restore the store's append-only file, or use an empty store.",
+                f"The key {keys.STORE} is not a hash of the facts about a store.",
+                remedy="Another program overwrote it. Restore the store's append-only file, or use an empty store.",
             ) from error
 
     try:
@@ -285,8 +285,8 @@ def _require_number(about: dict[str, str], name: str, least: int, most: int | No
     if NUMBER.fullmatch(text) and least <= int(text) and (most is None or int(text) <= most):
         return
     raise StoreMisconfigured(
-        f"The field {name} of {keys.STORE} says {ascii(text)[:100]}, which is not a number that Deckhands has written.",
-        remedy="Somebody has changed it. Restore the store's append-only file, or use an empty store.",
+        f"The field {name} of {keys.STORE} is {ascii(text)[:100]}, which is not a number written by Deckhands.",
+        remedy="Another program changed it. Restore the store's append-only file, or use an empty store.",
     )
 
 

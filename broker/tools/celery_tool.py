@@ -63,7 +63,7 @@ def celery_tool(
     """
     if not app and not (broker_url and backend_url):
         raise UsageError(
-            f"Nothing says where the task {task} runs.", remedy="Give `app`, or `broker_url` and `backend_url`."
+            f"No application is given for the task {task}.", remedy="Give `app`, or `broker_url` and `backend_url`."
         )
     policy = OutcomePolicy(outcome)
     own_name = name or task.rpartition(".")[2]

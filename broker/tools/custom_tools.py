@@ -188,7 +188,7 @@ def _defined(
     except ValidationError as error:
         raise UsageError(f"{own_name} cannot be a tool: {error}", remedy="Change its name, text or types.") from error
     if not offer.description:
-        raise UsageError(f"The tool {own_name} has no docstring.", remedy="Tell the model what it is for.")
+        raise UsageError(f"The tool {own_name} has no docstring.", remedy="Add one that tells the model its purpose.")
     return CustomTool(offer, action, run, check, timeout_seconds)
 
 
@@ -214,7 +214,7 @@ def _parts_of_function(function: Callable[..., Any]) -> tuple[type[BaseModel], R
             continue
         if parameter.name not in hints or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise UsageError(
-                f"The parameter {parameter.name} of {function.__name__} has no type, or stands for several.",
+                f"The parameter {parameter.name} of {function.__name__} has no type, or is variadic.",
                 remedy="Give every parameter a name and a type.",
             )
         default = ... if parameter.default is parameter.empty else parameter.default

@@ -82,7 +82,7 @@ class Reported:
     def __str__(self) -> str:
         where = f"the tool worker {_name(self.worker_id)}" + (f" (node {_name(self.node)})" if self.node else "")
         source, reason = self.failure.source, self.failure.reason.rstrip(".")
-        what = f"{where} has no sandbox" if source == SANDBOX else f"{where} gets no tool from {source}"
+        what = f"{where} has no working sandbox" if source == SANDBOX else f"{where} cannot load tools from {source}"
         return f"{what[0].upper()}{what[1:]}: {reason}."
 
 
@@ -103,7 +103,7 @@ class ToolFailures:
             if gone:
                 await self._store.call("HDEL", keys.TOOLS_FAILED, *gone)
         except StoreRefused as error:  # a key of another type: the worker continues without the report
-            _log.error("tools that fail cannot be reported under %s: %s", keys.TOOLS_FAILED, error)
+            _log.error("cannot publish the failures of tools under %s: %s", keys.TOOLS_FAILED, error)
 
     async def all(self) -> list[Reported]:
         """Return the reports of all running workers, by worker. Invalid reports are left out."""

@@ -48,7 +48,7 @@ class ToolOffers:
             if fields:
                 await self._repaired("HSET", keys.TOOLS, *fields)
         except StoreRefused as error:  # the worker serves everything but new conversations that request these tools
-            _log.error("tools cannot be offered under %s: %s", keys.TOOLS, error)
+            _log.error("cannot publish the offers of tools under %s: %s", keys.TOOLS, error)
 
     async def repeat(self, offers: Iterable[ToolOffer]) -> None:
         """Publish offers again that were overwritten or removed in the store. Idempotent.

@@ -55,5 +55,5 @@ async def test_another_generation_is_another_store(store: Store, value: str) -> 
 
 async def test_facts_of_another_type_are_named(valkey_server: RealServer, store: Store) -> None:
     await store.connection.call("SET", keys.STORE, "a string")
-    with pytest.raises(StoreMisconfigured, match="deck:store holds no facts"):
+    with pytest.raises(StoreMisconfigured, match="deck:store is not a hash"):
         await open_store(valkey_server.url)
