@@ -1,5 +1,8 @@
 """The choice of a new conversation's agent: the requested one, or the equivalent SDK agent.
 
+An SDK agent is a conversation whose loop is the Claude Agent SDK. Its legacy agent does the same work in our own loop,
+and takes over if the SDK cannot run.
+
 Holds: the choice is determined by the conversation's id and the configuration, so a repeated submission gets the same
 agent. It is recorded in the log, so a later configuration does not affect running conversations.
 """
@@ -8,13 +11,23 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Mapping
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from broker.contract.agent_pairs import is_sdk_agent, sdk_of
 from broker.contract.specs import AgentSpec, SdkSpec
 from broker.runtime import BrokerSettings, agent_variables
 
+AgentKind = Literal["legacy", "sdk"]
+
+LEGACY_OF: Mapping[str, str] = {
+    "CodeActAgentSDK": "CodeActAgent",
+    "ReadOnlyAgentSDK": "ReadOnlyAgent",
+    "BrowsingAgentSDK": "BrowsingAgent",
+}
+"""The legacy agent behind each SDK agent."""
+SDK_OF: Mapping[str, str] = {legacy: sdk for sdk, legacy in LEGACY_OF.items()}
 BUCKETS = 10_000
 
 
@@ -73,3 +86,23 @@ def share_of(conversation_id: str) -> float:
     """Map a conversation to a fixed number from 0 to 100. It is chosen if the number is below the percentage."""
     digest = hashlib.sha256(conversation_id.encode()).digest()
     return int.from_bytes(digest[:8], "big") % BUCKETS * 100 / BUCKETS
+
+
+def kind_of(name: str) -> AgentKind:
+    """Return the kind of an agent by its name; an unknown name is a legacy agent."""
+    return "sdk" if name in LEGACY_OF else "legacy"
+
+
+def is_sdk_agent(name: str) -> bool:
+    """Return whether the loop of an agent is the Claude Agent SDK."""
+    return name in LEGACY_OF
+
+
+def legacy_of(name: str) -> str:
+    """Return the legacy agent behind an SDK agent; any other name is returned unchanged."""
+    return LEGACY_OF.get(name, name)
+
+
+def sdk_of(name: str) -> str:
+    """Return the SDK agent that does the work of an agent; a name without one is returned unchanged."""
+    return SDK_OF.get(name, name)

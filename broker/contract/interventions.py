@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from broker.contract.agent_pairs import AgentKind
+from broker.contract.agent_factory import AgentKind
 from broker.contract.events import Action, AgentSpec, Event, EventSource, Limits, Observation, WorkspaceUse
 from broker.contract.kinds import Paragraph
 from broker.contract.labels import Labels

@@ -7,6 +7,7 @@ Does not: contain addresses or keys; those belong to the workers.
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -314,6 +315,19 @@ class WorkspaceSpec(Part):
         return self
 
 
+class Priority(StrEnum):
+    """Priorities for scarce resources: ready conversations, steps, actions, model calls. The highest comes first."""
+
+    INTERACTIVE = "interactive"
+    NORMAL = "normal"
+    BATCH = "batch"
+
+    @property
+    def rank(self) -> int:
+        """The number that the store's functions use; 0 is the highest priority."""
+        return tuple(Priority).index(self)
+
+
 class Tenancy(Part):
     """The tenant and priority of a conversation: the budget that pays for it, and its turn for scarce resources.
 
@@ -326,6 +340,13 @@ class Tenancy(Part):
     tenant: str = Field(default="", pattern=NAME_PATTERN)
     experiment: str = Field(default="", pattern=NAME_PATTERN)
     priority: PriorityName | None = None
+
+
+def priority_of(tenancy: Tenancy | None, *, is_headless: bool) -> Priority:
+    """Return a conversation's priority: the requested one, else interactive or batch by whether a user is present."""
+    if tenancy is not None and tenancy.priority is not None:
+        return Priority(tenancy.priority)
+    return Priority.BATCH if is_headless else Priority.INTERACTIVE
 
 
 class Limits(Part):

@@ -1,10 +1,11 @@
-"""Known vulnerabilities of store servers, by version.
+"""Checks of a store server by its INFO: known vulnerabilities of its version, and a missing append-only file.
 
 Facts: the advisories of Redis and Valkey for CVE-2025-49844 (with -46817, -46818 and -46819; older ones, such as
 CVE-2024-31449, -46981 and CVE-2025-21605, were fixed before in every branch), and Redis' for CVE-2026-23479.
 
 Holds: a version is certainly vulnerable only if no vendor is known to ship it with a backported fix.
-Does not: know later vulnerabilities; run the newest release of a branch.
+Does not: know later vulnerabilities; run the newest release of a branch. Does not check how often the server writes to
+its disk (`appendfsync`), which only its administrators can read.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ BLOCKED_CLIENTS_FIXED = (8, 6, 3)
 
 LUA = "CVE-2025-49844 and others: a client that may run scripts may take the server over"
 BLOCKED_CLIENTS = "CVE-2026-23479: a client that is evicted while it waits may take the server over"
+REMEDY = (
+    "Set `appendonly yes` on its server (`CONFIG SET appendonly yes`, and in its configuration file), with "
+    "`appendfsync everysec` or `always`."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,16 @@ def weakness_of(facts: Mapping[str, str]) -> Weakness | None:
             "If it has the fix, set DECKHANDS_STORE_PATCHED=1.",
         )
     return None
+
+
+def volatility_of(facts: Mapping[str, str]) -> str:
+    """Return a warning if a server's INFO shows no append-only file, else an empty text."""
+    if facts.get("aof_enabled", "1") != "0":  # a server that does not report it, such as a provider's own, is trusted
+        return ""
+    return (
+        "THE STORE KEEPS NO APPEND-ONLY FILE: when its server ends, it loses the conversations, queued actions and "
+        "budgets since its last snapshot, or all of them if it takes none."
+    )
 
 
 def _lacks_the_fix(product: str, version: _Version) -> bool:

@@ -8,6 +8,7 @@ Keys: `deck:store`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -41,19 +42,49 @@ from broker.store.connection import (
     MultiplexedConnection,
     texts_by_name,
 )
-from broker.store.durability import REMEDY, volatility_of
 from broker.store.function_libraries import UNCHANGING, StoreFunctions, deploy
 from broker.store.keys import ConversationKeys, ShardKeys
-from broker.store.outage import Outage
-from broker.store.server_versions import weakness_of
+from broker.store.server_versions import REMEDY, volatility_of, weakness_of
 
 MINIMUM_SERVER_VERSION = (7, 0)
 MOST_SHARDS = 1_024
 NUMBER = re.compile("[0-9]{1,9}")
 FIRST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 1.0
+TOLD_AFTER_SECONDS = 0.5
+"""A shorter outage is not logged."""
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class Outage:
+    """Logs outages of the store: one line when an outage starts, and one when it ends, however many calls wait."""
+
+    def __init__(self) -> None:
+        self._waiting = 0
+        self._began = 0.0
+        self._is_told = False
+
+    def begin(self, clock: Clock) -> None:
+        """Record that a call must be repeated."""
+        if not self._waiting:
+            self._began, self._is_told = clock.monotonic(), False
+        self._waiting += 1
+
+    def go_on(self, clock: Clock, error: Exception) -> None:
+        """Record that the repeated call has failed, too."""
+        if not self._is_told and clock.monotonic() - self._began >= TOLD_AFTER_SECONDS:
+            self._is_told = True
+            _log.warning("the store is unavailable, conversations wait: %s", error)
+
+    def end(self, clock: Clock) -> None:
+        """Record that a call no longer waits: it succeeded or was given up."""
+        self._waiting -= 1
+        if not self._waiting and self._is_told:
+            self._is_told = False
+            _log.warning("the store is available again after %.1f s", clock.monotonic() - self._began)
 
 
 @dataclass(frozen=True)
