@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -131,7 +131,8 @@ def pack(wire: Wire) -> bytes:
 def _seal(payload: bytes, schema_version: int) -> bytes:
     flags = 0
     if len(payload) > COMPRESS_ABOVE_BYTES:
-        flags, payload = _ZSTD, _zstd.compressor.compress(payload)
+        flags = _ZSTD
+        payload = _zstd.compressor.compress(payload)
     if len(payload) > MAX_ENTRY_BYTES:
         raise EventUnfit(f"An event has {len(payload)} bytes even when compressed; the limit is 1 MiB.")
     head = bytes((schema_version, flags))
@@ -300,7 +301,12 @@ def restore(wire: Wire, contents: Mapping[str, bytes]) -> Wire:
 def _texts(value: Any, path: str) -> list[tuple[str, str]]:
     if isinstance(value, str):
         return [(path, value)] if len(value) > 2 * SHORTENED_END_CHARS else []
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    if isinstance(value, dict):
+        children: Iterable[tuple[Any, Any]] = value.items()
+    elif isinstance(value, list):
+        children = enumerate(value)
+    else:
+        return []
     names = ((str(key).replace("~", "~0").replace(".", "~1"), child) for key, child in children)
     return [found for name, child in names for found in _texts(child, f"{path}.{name}" if path else name)]
 

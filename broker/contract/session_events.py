@@ -260,8 +260,8 @@ class AcpObservation(Observation):
     @property
     def sentence(self) -> str:
         """A one-line summary for users."""
-        what = f": {self.call.title}" if self.call is not None else f": {self.reason}" if self.reason else ""
-        return f"The ACP agent reports ({self.state}){what}"
+        subject = self.call.title if self.call is not None else self.reason
+        return f"The ACP agent reports ({self.state})" + (f": {subject}" if subject else "")
 
     @property
     def agent_text(self) -> str:

@@ -78,7 +78,7 @@ class SkillReader:
         name = _name_of(path)
         if name is None or not text.strip():
             return
-        folder = _folder_of(path)
+        folder = next((folder for folder in SKILL_FOLDERS if path.startswith(folder + "/")), "")
         taken = [taken for taken, (other, _) in self._found.items() if other == folder]
         try:
             skill = skill_of(name, text, path=path, taken=taken)
@@ -176,10 +176,6 @@ def _name_of(path: str) -> str | None:
             inner = PurePosixPath(path).relative_to(folder)
             return None if inner.name.lower() == "readme.md" else inner.with_suffix("").as_posix()
     return INSTRUCTION_FILES.get(path.lower())
-
-
-def _folder_of(path: str) -> str:
-    return next((folder for folder in SKILL_FOLDERS if path.startswith(folder + "/")), "")
 
 
 def _split(text: str) -> tuple[dict[str, Any], str]:

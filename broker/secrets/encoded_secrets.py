@@ -142,7 +142,8 @@ class EncodedSecrets:
         places = _Places(view, _FILLER)
         for form in self._characters:
             for at in _all(squeezed, form):
-                kept, behind = places.kept, at + len(form)
+                kept = places.kept
+                behind = at + len(form)
                 yield kept[at], kept[behind] if behind < len(kept) else len(view)
 
 
@@ -167,7 +168,8 @@ class _Places:
     """The positions of a squeezed view's bytes in the original, computed on first use."""
 
     def __init__(self, view: bytes, left_out: bytes) -> None:
-        self._view, self._left_out = view, frozenset(left_out)
+        self._view = view
+        self._left_out = frozenset(left_out)
         self._kept: list[int] | None = None
 
     @property
@@ -257,11 +259,14 @@ def _all(text: bytes, form: bytes) -> Iterator[int]:
 
 def _in_characters_of(raw: bytes, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Convert byte spans to character spans; a partly covered character is included."""
-    counted, at, place_of = 0, 0, dict[int, int]()
+    counted = 0
+    at = 0
+    place_of = dict[int, int]()
     for place in sorted({place for span in spans for place in span}):
         end = place
         while end < len(raw) and raw[end] & 0xC0 == 0x80:  # in the middle of a character
             end += 1
         counted += len(raw[at:end].decode("utf-8", "surrogatepass"))
-        at, place_of[place] = end, counted
+        at = end
+        place_of[place] = counted
     return [(place_of[begin], place_of[end]) for begin, end in spans]

@@ -217,7 +217,8 @@ class Masker:
 
 def _joined(text: str) -> tuple[str, list[tuple[int, int]]]:
     """Return a text with its lines joined, and the start of each line in both texts."""
-    joined, places = [], []
+    joined = []
+    places = []
     at = length = 0
     for line in text.split("\n"):
         kept = line.rstrip("\r") or "\n"
@@ -229,7 +230,8 @@ def _joined(text: str) -> tuple[str, list[tuple[int, int]]]:
 
 
 def _without(text: str, spans: Iterable[tuple[int, int]]) -> str:
-    pieces, end = [], 0
+    pieces = []
+    end = 0
     for begin, next_end in spans:
         pieces += [text[end:begin], MASK]
         end = next_end
@@ -275,8 +277,11 @@ class MaskedPieces:
             return ""
         spans = self._masker.spans(self._held)
         whole = spans + [(begin, cut_end + self._masker.reach_chars) for begin, cut_end in cuts_in(self._held)]
-        while end != (end := self._line_start(min([end, *(begin for begin, after in whole if begin < end < after)]))):
-            pass
+        while True:
+            earlier = self._line_start(min([end, *(begin for begin, after in whole if begin < end < after)]))
+            if earlier == end:
+                break
+            end = earlier
         shown, self._held = self._held[:end], self._held[end:]
         return _without(shown, [span for span in spans if span[1] <= end])
 

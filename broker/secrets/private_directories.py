@@ -88,7 +88,8 @@ class Mounts:
 
     def location(self, path: Path) -> Location:
         """Return the location of a path without links; the path need not exist."""
-        name, mount = str(path), Location("/", "", "/")
+        name = str(path)
+        mount = Location("/", "", "/")
         for found in self._mounts:  # of two mounts at one point, the later covers the earlier
             if len(found.name) >= len(mount.name) and _is_in(name, found.name):
                 mount = found
@@ -146,7 +147,8 @@ def fault(directory: Path, private: Sequence[Path] = ()) -> str:
     Raises:
         OSError: it cannot be read.
     """
-    if _is_home_of_another(directory):
+    is_home = directory.parent == Path("/home") or directory == Path("/root")
+    if is_home and directory.stat().st_uid != os.getuid():
         return "it is the home of another user"
     mounts = Mounts.now()
     ours = [(path, mounts.location(name)) for path in private for name in on_the_way(path)]
@@ -158,7 +160,7 @@ def fault(directory: Path, private: Sequence[Path] = ()) -> str:
                 return f"it is a part of {path}, which is Deckhands' own{_where(location, directory)}"
     return (
         _system_fault(mounts.parts(directory), directory, mounts)
-        or _shared_fault(directory)
+        or ("it is shared with other users; name a directory in it" if str(directory) in SHARED else "")
         or _installation_fault(directory, mounts)
     )
 
@@ -213,7 +215,8 @@ def _installation_fault(directory: Path, mounts: Mounts) -> str:
     for place in mounts.names(directory):
         if mark := _mark_in(place):
             return f"it is a part of {place}, which is a directory of Deckhands: {mark} is there"
-    ahead, looked = [(directory, 0)], 0
+    ahead = [(directory, 0)]
+    looked = 0
     while ahead and looked < MAX_LOOKED:
         here, depth = ahead.pop(0)
         looked += 1
@@ -242,19 +245,11 @@ def _is_secret(directory: Path, name: str) -> bool:
     return is_ours and is_closed and file.st_uid == around.st_uid
 
 
-def _shared_fault(directory: Path) -> str:
-    return "it is shared with other users; name a directory in it" if str(directory) in SHARED else ""
-
-
-def _is_home_of_another(directory: Path) -> bool:
-    is_home = directory.parent == Path("/home") or directory == Path("/root")
-    return is_home and directory.stat().st_uid != os.getuid()
-
-
 def on_the_way(path: Path) -> list[Path]:
     """Return the links on a path and its target. A user who may change one of them may change the path."""
     found: list[Path] = []
-    here, ahead = Path("/"), list(path.parts[1:])
+    here = Path("/")
+    ahead = list(path.parts[1:])
     while ahead and len(found) < MAX_LINKS:
         name = ahead.pop(0)
         here = here.parent if name == ".." else here / name

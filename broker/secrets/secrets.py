@@ -298,7 +298,8 @@ class Secrets:
                 [*self._own, *sorted({self._decrypt(owner_id, value) for owner_id, value in encrypted})]
             )
             known.encrypted = encrypted
-        known.looked_up, known.connects = read_at, self._store.connection.connects
+        known.looked_up = read_at
+        known.connects = self._store.connection.connects
         known.is_borrowing = bool(kept[0].lender_id)
         self._known[conversation_id] = known
         while len(self._known) > self._remembered:

@@ -147,7 +147,8 @@ class MultiplexedConnection:
     async def _open(self) -> _Wire:
         loop = asyncio.get_running_loop()
         endpoint = self._endpoint
-        epoch, address = endpoint.epoch, endpoint.address()
+        epoch = endpoint.epoch
+        address = endpoint.address()
         wire = _Wire(loop, self._reply_timeout_seconds, epoch)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
@@ -236,7 +237,8 @@ class _Wire(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, chunk: bytes) -> None:
-        reader, waiting = self._reader, self._waiting
+        reader = self._reader
+        waiting = self._waiting
         try:
             reader.feed(chunk)
             while (reply := reader.gets()) is not False:

@@ -113,6 +113,7 @@ class FunctionsVersion:
 VERSIONS = (
     # order, hash of the source, the lowest order of the workers that these functions serve
     FunctionsVersion(1, "ed6afe1baef5af6c", 1),
+    FunctionsVersion(2, "3fcb7fa1c135b731", 1),
 )
 """All versions so far. Add a line at the end with the next order; never change or remove one."""
 
@@ -229,7 +230,7 @@ async def deploy(connection: Connection, *, stop_seconds: float = 0.0, is_setup:
     own = own_version()
     facts = texts_by_name(await connection.call("HGETALL", keys.STORE))
     there = FunctionsVersion.parse(facts.get(FIELD, ""))
-    is_loaded = await _are_loaded(connection)
+    is_loaded = bool(await connection.call("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY))
     if there.code == own.code and is_loaded:
         if ANNOUNCED in facts and (is_setup or facts[ANNOUNCED] == own.stamp):
             await connection.call("HDEL", keys.STORE, ANNOUNCED, UNTIL)
@@ -322,7 +323,3 @@ async def _cut_off(connection: Connection, own: FunctionsVersion) -> list[str]:
 def _number(text: str) -> int:
     """Parse a number of a stamp; 0 if invalid."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < MOST_DIGITS else 0
-
-
-async def _are_loaded(connection: Connection) -> bool:
-    return bool(await connection.call("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY))

@@ -51,7 +51,8 @@ class GroupReader:
         # A store restored to an older state does not deliver its pending entries anew. Calls of this connection need
         # not have failed: it may have been idle.
         if self._connects != (connects := self._store.connection.connects):
-            self._connects, self._pending_after = connects, dict.fromkeys(self._streams, "0")
+            self._connects = connects
+            self._pending_after = dict.fromkeys(self._streams, "0")
         after = [self._pending_after.get(stream, ">") for stream in self._streams]
         command: list[Argument] = ["XREADGROUP", "GROUP", self._group, self._consumer, "COUNT", limit]
         command += ["BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", *self._streams, *after]

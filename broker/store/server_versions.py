@@ -4,8 +4,8 @@ Facts: the advisories of Redis and Valkey for CVE-2025-49844 (with -46817, -4681
 CVE-2024-31449, -46981 and CVE-2025-21605, were fixed before in every branch), and Redis' for CVE-2026-23479.
 
 Holds: a version is certainly vulnerable only if no vendor is known to ship it with a backported fix.
-Does not: know later vulnerabilities; run the newest release of a branch. Does not check how often the server writes to
-its disk (`appendfsync`), which only its administrators can read.
+Does not: know later vulnerabilities; run the newest release of a branch. It also does not check how often the server
+writes to its disk (`appendfsync`), which only its administrators can read.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def weakness_of(facts: Mapping[str, str]) -> Weakness | None:
     """Return the known or possible vulnerability of a server by its INFO; None if there is none."""
     product = "Valkey" if "valkey_version" in facts else "Redis"
     text = facts.get("valkey_version") or facts.get("redis_version", "")
-    version = _parsed(text)
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
+    version = (int(found[1]), int(found[2]), int(found[3])) if found else None
     if version is None or _lacks_the_fix(product, version):
         newest = ", ".join(".".join(map(str, fixed)) for fixed in FIXED[product])
         branches = {first[:2] for first in (*FIXED[product], *NEVER_FIXED[product])}
@@ -82,10 +83,5 @@ def volatility_of(facts: Mapping[str, str]) -> str:
 
 
 def _lacks_the_fix(product: str, version: _Version) -> bool:
-    fixed = next((first for first in FIXED[product] if first[:2] == version[:2]), None)
-    return version < fixed if fixed else version < FIXED[product][-1]
-
-
-def _parsed(text: str) -> _Version | None:
-    found = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+    fixed = next((first for first in FIXED[product] if first[:2] == version[:2]), FIXED[product][-1])
+    return version < fixed

@@ -70,7 +70,8 @@ class Outage:
     def begin(self, clock: Clock) -> None:
         """Record that a call must be repeated."""
         if not self._waiting:
-            self._began, self._is_told = clock.monotonic(), False
+            self._began = clock.monotonic()
+            self._is_told = False
         self._waiting += 1
 
     def go_on(self, clock: Clock, error: Exception) -> None:
@@ -267,7 +268,8 @@ async def _persist(call: Callable[[], Awaitable[T]], clock: Clock, patience_seco
     except (OutcomeUnknown, StoreUnavailable):
         if patience_seconds is not None and patience_seconds < FIRST_PAUSE_SECONDS:
             raise
-    started, pause = clock.monotonic(), FIRST_PAUSE_SECONDS
+    started = clock.monotonic()
+    pause = FIRST_PAUSE_SECONDS
     outage.begin(clock)
     try:
         while True:
@@ -302,7 +304,8 @@ async def _check_server(connection: Connection) -> tuple[str, ...]:
             f"The store would evict keys when full (maxmemory-policy {facts.get('maxmemory_policy')}).",
             remedy="Set `maxmemory-policy noeviction` on it.",
         )
-    weakness, lost = weakness_of(facts), volatility_of(facts)
+    weakness = weakness_of(facts)
+    lost = volatility_of(facts)
     warnings = (f"{lost} {REMEDY}",) if lost else ()
     if weakness is None or BrokerSettings.from_env().store_patched:
         return warnings

@@ -79,7 +79,8 @@ class MemoryServer:
         return run(self.keys, args)
 
     def _call_function(self, args: Arguments) -> Any:
-        name, number = args[0], int(args[1])
+        name = args[0]
+        number = int(args[1])
         for library in self._libraries.values():
             if name in library.functions:
                 return library.run(name, args[2 : 2 + number], args[2 + number :])
@@ -178,7 +179,8 @@ class LuaLibrary:
             return value
         if isinstance(value, int | float):
             return int(value)
-        items, position = [], 1
+        items = []
+        position = 1
         while (item := value[position]) is not None:
             items.append(self._to_reply(item))
             position += 1
@@ -213,10 +215,13 @@ class MemoryConnection:
 
     async def _reply(self, command: Sequence[Argument]) -> Any:
         """Return the reply to a command; only a blocking read waits."""
-        packed = _packed(command)
+        packed = [part if isinstance(part, bytes) else str(part).encode() for part in command]
         read = Read.parse(packed)
         if read is None or read.block_ms is None:
-            return self._execute(packed)
+            try:
+                return self.server.execute(packed)
+            except ReplyError as error:
+                return error
         future = self.server.block(read)
         self._blocked.add(future)
         future.add_done_callback(self._blocked.discard)
@@ -231,16 +236,6 @@ class MemoryConnection:
         for future in list(self._blocked):
             if not future.done():
                 future.set_exception(OutcomeUnknown("The connection to the store was closed before the reply."))
-
-    def _execute(self, command: Arguments) -> Any:
-        try:
-            return self.server.execute(command)
-        except ReplyError as error:
-            return error
-
-
-def _packed(command: Sequence[Argument]) -> Arguments:
-    return [part if isinstance(part, bytes) else str(part).encode() for part in command]
 
 
 def _set_result(future: asyncio.Future[Any], result: Any) -> None:

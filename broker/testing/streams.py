@@ -94,7 +94,8 @@ class Read:
         if name.upper() not in (b"XREAD", b"XREADGROUP"):
             return None
         group, consumer = (args[1], args[2]) if name.upper() == b"XREADGROUP" else (b"", b"")
-        at, options = (3 if group else 0), dict[bytes, int]()
+        at = 3 if group else 0
+        options = dict[bytes, int]()
         while args[at].upper() != b"STREAMS":
             options[args[at].upper()] = int(args[at + 1])
             at += 2

@@ -50,7 +50,7 @@ def problems_of(value: Any, schema: Mapping[str, Any]) -> list[str]:
         found = list(_validator(schema).iter_errors(value))
     except ValueError as error:
         return [f"the schema cannot be used: {str(error).partition(chr(10))[0]}"]
-    problems = sorted({(_place(error.instance_path), _words(error, schema)) for error in found})
+    problems = sorted({("/" + "/".join(map(str, error.instance_path)), _words(error, schema)) for error in found})
     shown = [f"{place}: {words}" for place, words in problems[:MAX_PROBLEMS]]
     left = len(problems) - len(shown)
     return [*shown, f"and {left} more"] if left else shown
@@ -79,10 +79,6 @@ def _references(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for part in value:
             yield from _references(part)
-
-
-def _place(path: Sequence[str | int]) -> str:
-    return "/" + "/".join(str(part) for part in path)
 
 
 def _words(error: jsonschema_rs.ValidationError, schema: Mapping[str, Any]) -> str:

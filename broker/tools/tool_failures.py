@@ -81,7 +81,8 @@ class Reported:
 
     def __str__(self) -> str:
         where = f"the tool worker {_name(self.worker_id)}" + (f" (node {_name(self.node)})" if self.node else "")
-        source, reason = self.failure.source, self.failure.reason.rstrip(".")
+        source = self.failure.source
+        reason = self.failure.reason.rstrip(".")
         what = f"{where} has no working sandbox" if source == SANDBOX else f"{where} cannot load tools from {source}"
         return f"{what[0].upper()}{what[1:]}: {reason}."
 

@@ -103,7 +103,9 @@ class ToolOffers:
             offers = await self.all()
             missing = [pattern for pattern in wanted if not any(fnmatchcase(key, pattern) for key in offers)]
             if not missing:
-                return _distinct(offer for pattern in wanted for offer in _matching(offers, pattern))
+                return _distinct(
+                    offer for pattern in wanted for key, offer in offers.items() if fnmatchcase(key, pattern)
+                )
             is_over = loop.time() >= deadline
             if is_over or look % _FAILURES_EVERY == 0:
                 reported = await ToolFailures(self._store).all()
@@ -124,7 +126,8 @@ class ToolOffers:
 
 
 def _missing(pattern: str, causes: Sequence[Reported], offers: Iterable[str], silent: Collection[str]) -> UsageError:
-    named, left = causes[:MAX_NAMED_FAILURES], len(causes) - MAX_NAMED_FAILURES
+    named = causes[:MAX_NAMED_FAILURES]
+    left = len(causes) - MAX_NAMED_FAILURES
     what = [f"No tool worker offers the tool {pattern!r}.", *map(str, named)]
     if "tool" in silent:
         what.append("No tool worker is running.")
@@ -132,10 +135,6 @@ def _missing(pattern: str, causes: Sequence[Reported], offers: Iterable[str], si
         what.append(f"And {left} more; `deckhands tools --list` shows them.")
     remedies = dict.fromkeys(cause.failure.remedy for cause in named if cause.failure.remedy)
     return UsageError(" ".join(what), remedy=" ".join([*remedies, f"Offered: {', '.join(offers) or 'none'}."]))
-
-
-def _matching(offers: dict[str, ToolOffer], pattern: str) -> list[ToolOffer]:
-    return [offer for key, offer in offers.items() if fnmatchcase(key, pattern)]
 
 
 def _distinct(chosen: Iterable[ToolOffer]) -> tuple[ToolOffer, ...]:
