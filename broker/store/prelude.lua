@@ -19,8 +19,8 @@ function store.number_of(text)
 end
 
 -- Returns the shard's time and the server's clock. The shard's time advances like the workers' clocks, whatever the
--- server's clock does. Heartbeats maintain it (see keep_time). Between two heartbeats it follows the server's clock, but
--- never backwards or far ahead.
+-- server's clock does. Heartbeats maintain it (see keep_time). Between two heartbeats it follows the server's clock,
+-- but never backwards or far ahead.
 --   :clock  hash  wall -> the server's clock at the latest heartbeat, now -> the shard's time then,
 --           hooked -> whether webhooks follow any of its conversations; every append needs it
 function store.times_ms(shard)
