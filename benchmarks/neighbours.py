@@ -22,9 +22,8 @@ from time import perf_counter
 import psutil
 
 from broker.contract import codec
-from broker.contract.actions import MessageAction
+from broker.contract.actions import MessageAction, ToolCallAction
 from broker.contract.events import ConversationCreated, EventSource, WorkspaceSpec, with_id
-from broker.contract.offered_tools import ToolCallAction
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery
 from broker.log.event_log import EventLog
 from broker.store.embedded import EmbeddedValkey

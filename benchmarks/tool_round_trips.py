@@ -22,13 +22,12 @@ from itertools import count
 from pathlib import Path
 from time import perf_counter
 
-from broker.contract.actions import CmdRunAction
+from broker.contract.actions import CmdRunAction, MCPAction, OfferedToolAction, ToolCallAction
 from broker.contract.browser_events import BrowseInteractiveAction
 from broker.contract.code_search import CodeSearchAction
 from broker.contract.events import Action, Observation
 from broker.contract.file_events import FileEditAction, FileReadAction, FileReadSource, FileWriteAction
 from broker.contract.observations import ErrorObservation
-from broker.contract.offered_tools import MCPAction, OfferedToolAction, ToolCallAction
 from broker.contract.session_events import IPythonRunCellAction
 from broker.contract.tool_specs import ToolOffer
 from broker.coordination.action_streams import ActionClaimed

@@ -1,12 +1,11 @@
-"""Whether this container does its work: `python -m broker.health ROLE`, with a role of `ROLES`.
+"""The health check of a container: `python -m broker.health ROLE`, with a role of `ROLES`.
 
-That a process exists proves nothing, and that it answers pings proves little: a worker that hangs does both. Its
-heartbeat in the store proves work, because the loop that does the work sends it. The verdict is the exit status: 0 for
-healthy, 1 for a heartbeat that has lapsed, 3 when nothing can be said, because the store does not answer or does not
-let us in; restarting a worker would not help.
+A running process proves nothing, and replies to pings prove little: a hanging worker has both. A heartbeat in the store
+proves work, because the working loop itself sends it. The exit status is 0 for healthy, 1 for a lapsed heartbeat, and 3
+for unknown, if the store does not answer or refuses the login; restarting a worker would not help then.
 
-Holds: a heartbeat's age is measured by the time that the heartbeats themselves keep.
-Does not: tell apart several workers of one role on one host; it is for containers, which hold one each.
+Holds: a heartbeat's age is measured by the same clock as the heartbeats.
+Does not: distinguish several workers of one role on one host; it is for containers, which hold one each.
 Keys: reads `deck:{k}:workers`.
 """
 
@@ -31,7 +30,7 @@ REPLY_LIMIT_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
         exit_status: `HEALTHY`, `LAPSED` or `NOTHING_TO_SAY`.
@@ -43,7 +42,7 @@ class Verdict:
 
 
 async def check_worker(connection: Connection, role: str) -> Verdict:
-    """Look for the heartbeat of this host's worker.
+    """Check the heartbeat of this host's worker.
 
     Args:
         role: `controller`, `tool`, `door` or `jobs`.
@@ -53,7 +52,7 @@ async def check_worker(connection: Connection, role: str) -> Verdict:
     """
     prefix = worker_id_prefix(role)
     _, now_ms = await connection.call("FCALL", "deck_now", 1, ShardKeys(0).root)
-    # A worker beats in every shard in turn, so the first one speaks for all.
+    # A worker sends heartbeats to every shard, so the first shard is enough.
     flat = await connection.call("ZRANGE", ShardKeys(0).workers, 0, -1, "WITHSCORES")
     deadlines = [float(flat[i + 1]) for i in range(0, len(flat), 2) if flat[i].decode().startswith(prefix)]
     if not deadlines:
@@ -61,11 +60,11 @@ async def check_worker(connection: Connection, role: str) -> Verdict:
     left_ms = max(deadlines) - now_ms
     if left_ms <= 0:
         return Verdict(LAPSED, f"The {role} worker's heartbeat lapsed {-left_ms / 1000:.1f} s ago.")
-    return Verdict(HEALTHY, f"The {role} worker's heartbeat holds for {left_ms / 1000:.1f} s.")
+    return Verdict(HEALTHY, f"The {role} worker's heartbeat is valid for {left_ms / 1000:.1f} s.")
 
 
 async def check_store(connection: Connection) -> Verdict:
-    """Ask the store whether it serves; it refuses a ping while it loads, and while it cannot write to its disk.
+    """Ping the store. It refuses while it loads its data, and while it cannot write to its disk.
 
     Raises:
         StoreError: it does not answer, or refuses.
@@ -75,22 +74,22 @@ async def check_store(connection: Connection) -> Verdict:
 
 
 async def check_beat(connection: Connection) -> Verdict:
-    """Look whether a beat sends, in Celery's broker; which of several it is makes no difference.
+    """Check in Celery's broker whether a beat is active. Of several beats, any one will do.
 
     Raises:
         StoreError: the broker does not answer, or refuses.
     """
     if await connection.call("EXISTS", BEAT_LOCK):
-        return Verdict(HEALTHY, "A beat sends.")
-    return Verdict(LAPSED, "No beat sends.")
+        return Verdict(HEALTHY, "A beat is active.")
+    return Verdict(LAPSED, "No beat is active.")
 
 
 async def check(role: str, url: str) -> Verdict:
-    """Check a worker of this host, or the store; whatever goes wrong with the store is part of the verdict.
+    """Check a worker of this host, or the store. Store errors are part of the verdict.
 
     Args:
         role: `controller`, `tool`, `door`, `jobs`, `beat` or `store`.
-        url: the store, as `DECKHANDS_URL` has it; for a beat Celery's broker.
+        url: the store, as in `DECKHANDS_URL`; for a beat, Celery's broker.
     """
     assert role in ROLES
     connection: MultiplexedConnection | None = None
@@ -107,7 +106,7 @@ async def check(role: str, url: str) -> Verdict:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Check what the one argument names, say what was found on standard output, and return the exit status."""
+    """Check the given role, print the result on standard output, and return the exit status."""
     if len(arguments) != 1 or arguments[0] not in ROLES:
         verdict = Verdict(NOTHING_TO_SAY, "Usage: python -m broker.health controller|tool|door|jobs|beat|store")
     else:

@@ -1,4 +1,4 @@
-"""Events, actions and observations as frozen Pydantic models, what a conversation is made of, and their bytes.
+"""Events, actions and observations as frozen Pydantic models; conversation specifications; the codec.
 
 Start with: events.
 """

@@ -11,7 +11,7 @@ from .actions import CondensationRequestAction as CondensationRequestAction, Loo
 from .actions import MessageAction as MessageAction, RiskyAction as RiskyAction
 from .actions import SystemMessageAction as SystemMessageAction
 from .agent_factory import AgentFactoryConfig as AgentFactoryConfig, chosen_agent as chosen_agent
-from .agent_pairs import AgentKind as AgentKind, legacy_of as legacy_of, sdk_of as sdk_of
+from .agent_factory import AgentKind as AgentKind, legacy_of as legacy_of, sdk_of as sdk_of
 from .agent_state import TERMINAL_STATES as TERMINAL_STATES, WAITING_FOR_PERSON_STATES as WAITING_FOR_PERSON_STATES
 from .agent_state import AgentState as AgentState, is_settled as is_settled
 from .allowed_hosts import HostRule as HostRule, authority as authority, host_rules as host_rules
@@ -81,15 +81,15 @@ from .offered_models import OFFERED_MODELS as OFFERED_MODELS, PATTERN_END as PAT
 from .offered_models import SCRIPT_PREFIXES as SCRIPT_PREFIXES, ModelNotOffered as ModelNotOffered
 from .offered_models import ModelTable as ModelTable, OfferedModel as OfferedModel, check_offered as check_offered
 from .offered_models import named_models as named_models, not_offered as not_offered
-from .offered_tools import MCPAction as MCPAction, OfferedToolAction as OfferedToolAction
-from .offered_tools import ToolCallAction as ToolCallAction
+from .actions import MCPAction as MCPAction, OfferedToolAction as OfferedToolAction
+from .actions import ToolCallAction as ToolCallAction
 from .plain_json import MAX_JSON_DEPTH as MAX_JSON_DEPTH, replace_surrogates as replace_surrogates
 from .plain_json import to_plain_json as to_plain_json
 from .policies import ANALYZERS as ANALYZERS, BUILT_IN_ANALYZERS as BUILT_IN_ANALYZERS
 from .policies import BUILT_IN_MODES as BUILT_IN_MODES, PLUGIN_NAME as PLUGIN_NAME, POLICIES as POLICIES
 from .policies import STUCK_CODE as STUCK_CODE, ConfirmationPolicy as ConfirmationPolicy, LoopPolicy as LoopPolicy
 from .policies import LoopResponse as LoopResponse
-from .priority import Priority as Priority, priority_of as priority_of
+from .specs import Priority as Priority, priority_of as priority_of
 from .recall import MicroagentKnowledge as MicroagentKnowledge, RecallAction as RecallAction
 from .recall import RecallObservation as RecallObservation, RecallType as RecallType
 from .session_events import AcpCall as AcpCall, AcpObservation as AcpObservation, AcpPermission as AcpPermission

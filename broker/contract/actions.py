@@ -1,10 +1,11 @@
-"""Actions: what an agent, a person or the environment wants done (OpenHands section 3.2: names, fields, defaults).
+"""Actions: requests of an agent, a user or the environment (OpenHands section 3.2: names, fields, defaults).
 
-Holds: `runnable` says which actions a tool worker executes; each of those gets exactly one observation.
+Holds: a tool worker executes the actions that are `runnable`; each of those gets exactly one observation.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -36,27 +37,27 @@ from broker.contract.tool_specs import ToolSpec
 from broker.runtime import counted
 
 MAX_AGENT_NAME_CHARS = 1_000
-"""Of a delegate, as a model writes it; the command of an ACP agent is a name, too."""
+"""The limit for a delegate's name as a model writes it. The command of an ACP agent is a name, too."""
 THOUGHT_LOGGED = "Your thought has been logged."
 WAYS_OUT = {
     1: "restart before it and wait for a message (wait)",
     2: "restart before it and continue (go-on)",
     3: "stop (stop)",
 }
-"""What each option of a loop's recovery does, for people, with its name on the command line."""
+"""The options of a loop recovery, described for users, each with its command-line name."""
 
 
 class RiskyAction(Action):
-    """An action with an estimate of its risk, and whether it may run.
+    """An action with an estimate of its risk and a confirmation state.
 
     Attributes:
         security_risk: -1 unknown, 0 low, 1 medium, 2 high.
-        confirmation_state: it runs when this is `confirmed`.
-        timeout: seconds that it may take; None: the tool's own limit.
-        replaces: the action that waited for a confirmation, of the copy that was confirmed or rejected.
+        confirmation_state: the action runs if this is `confirmed`.
+        timeout: its time limit in seconds; None for the tool's own limit.
+        replaces: set on the confirmed or rejected copy: the action that waited for a confirmation.
 
-    Differs: every runnable action has a confirmation state, because in the original the types without one ran before
-    their confirmation and again after it.
+    Differs: every runnable action has a confirmation state. In the original, types without one ran before their
+    confirmation and again after it.
     """
 
     runnable: ClassVar[bool] = True
@@ -69,7 +70,7 @@ class RiskyAction(Action):
 
 
 class NullAction(Action):
-    """Nothing to do."""
+    """No operation."""
 
     kind: Literal["action.null"] = "action.null"
     is_shown_to_model: ClassVar[bool] = False
@@ -77,12 +78,12 @@ class NullAction(Action):
 
 
 class MessageAction(Action):
-    """A message from a person or an agent.
+    """A message from a user or an agent.
 
     Attributes:
-        image_urls: pictures, as addresses or data URLs.
-        wait_for_response: of an agent's message: whether it waits for an answer.
-        double_texting: what it does if the agent works; None: what the conversation says.
+        image_urls: images, as addresses or data URLs.
+        wait_for_response: whether an agent's message waits for an answer.
+        double_texting: its effect if it arrives while the agent works; None for the conversation's policy.
     """
 
     kind: Literal["action.message"] = "action.message"
@@ -102,7 +103,7 @@ class MessageAction(Action):
 
 
 class SystemMessageAction(Action):
-    """The system prompt and the tools an agent starts with."""
+    """The system prompt and the initial tools of an agent."""
 
     kind: Literal["action.system"] = "action.system"
     is_decided: ClassVar[bool] = True
@@ -115,23 +116,23 @@ class SystemMessageAction(Action):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         tools = counted(len(self.tools or ()), "tool")
         return f"System prompt of {self.agent_class} ({counted(len(self.content), 'character')}, {tools})"
 
 
 class CmdRunAction(RiskyAction):
-    """Run a command in the conversation's shell, or type into the program running there.
+    """Run a command in the conversation's shell, or send input to the running program.
 
     Attributes:
-        is_input: type the command into the program that is running.
-        blocking: silence is no reason to answer before the command has ended.
-        is_static: run it in a separate shell, which ends with it.
-        cwd: where; None: where the shell is.
+        is_input: send the command as input to the running program.
+        blocking: do not answer on silence; wait until the command has ended.
+        is_static: run it in a separate shell that exits with it.
+        cwd: the working directory; None for the shell's current one.
         hidden: the model does not see it.
-        terminal: another shell, by name; None: the conversation's own.
-        is_background: answer soon, and let the command run; without a terminal it gets one.
-        control: instead of a command: `list` the terminals, `kill` or `reset` one.
+        terminal: the name of another shell; None for the conversation's own.
+        is_background: answer soon and let the command run; it gets a terminal if none is named.
+        control: manage terminals instead of running a command: `list`, `kill` or `reset`.
     """
 
     kind: Literal["action.run"] = "action.run"
@@ -145,7 +146,7 @@ class CmdRunAction(RiskyAction):
     is_static: bool = False
     cwd: str | None = None
     hidden: bool = False
-    # Left out of the log where they are not used, as they were before there were any.
+    # Unused fields are left out of the log, so that its bytes are the same as before the fields existed.
     terminal: str | None = None
     is_background: bool | None = None
     control: Literal["list", "kill", "reset"] | None = None
@@ -163,7 +164,7 @@ class CmdRunAction(RiskyAction):
             terminal=optional_name(arguments, "terminal", EXECUTE_BASH.name),
             is_background=True if arguments.get("is_background") in (True, "true") else None,
             control=control,
-            # Differs: true itself counts too, because a model that writes it does not mean a new command.
+            # Differs: a JSON true is accepted too, because a model that writes it does not mean a new command.
             is_input=is_input is True or is_input == "true",
             timeout=timeout,
             blocking=timeout is not None,
@@ -182,14 +183,14 @@ class CmdRunAction(RiskyAction):
 
     @property
     def _shown(self) -> str:
-        """The command, with where and how it runs if that is not the conversation's own shell."""
+        """The command, plus where and how it runs if not in the conversation's own shell."""
         what = f"({self.control} terminals)" if self.control == "list" else f"({self.control})" * bool(self.control)
         where = f"[{self.terminal}] " if self.terminal else ""
         return f"{where}{self.command}{what}{' &' * bool(self.is_background)}"
 
 
 class AgentThinkAction(Action):
-    """Think, and have the thought logged."""
+    """Log a thought."""
 
     kind: Literal["action.think"] = "action.think"
     is_decided: ClassVar[bool] = True
@@ -200,7 +201,7 @@ class AgentThinkAction(Action):
 
     @classmethod
     def from_call(cls, arguments: Mapping[str, Any]) -> Action:
-        """See `Action.from_call`; an empty thought counts, as in the original."""
+        """See `Action.from_call`; an empty thought is accepted, as in the original."""
         return cls(thought=said_in(arguments, "thought", THINK.name))
 
     def answer(self, task_list: Sequence[Any]) -> Observation:  # noqa: ARG002
@@ -214,7 +215,7 @@ class AgentThinkAction(Action):
 
 
 class AgentFinishAction(Action):
-    """The agent is done."""
+    """The agent has finished."""
 
     kind: Literal["action.finish"] = "action.finish"
     is_decided: ClassVar[bool] = True
@@ -226,12 +227,12 @@ class AgentFinishAction(Action):
 
     @classmethod
     def from_call(cls, arguments: Mapping[str, Any]) -> Action:
-        """See `Action.from_call`; the agent may finish without a word, as in the original."""
+        """See `Action.from_call`; the final message may be empty, as in the original."""
         return cls(final_thought=said_in(arguments, "message", FINISH.name))
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         return self.final_thought or self.thought or "All done."
 
     @property
@@ -241,7 +242,7 @@ class AgentFinishAction(Action):
 
 
 class AgentRejectAction(Action):
-    """The agent refuses the task, or cannot do it."""
+    """The agent refuses the task or cannot do it."""
 
     kind: Literal["action.reject"] = "action.reject"
     is_decided: ClassVar[bool] = True
@@ -250,7 +251,7 @@ class AgentRejectAction(Action):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         reason = self.outputs.get("reason", self.thought)
         return f"Task is rejected by the agent. {reason}".strip()
 
@@ -261,10 +262,10 @@ class AgentRejectAction(Action):
 
 
 class AgentDelegateAction(Action):
-    """Hand a task to another agent.
+    """Delegate a task to another agent.
 
     Attributes:
-        inputs: `task` says what to do.
+        inputs: `task` holds the task text.
         background: continue at once; the model reads the result when it is ready.
         join: whether the next step waits for all delegates of one turn or for any of them.
     """
@@ -281,7 +282,7 @@ class AgentDelegateAction(Action):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         return f"Delegating to {self.agent}: {self.inputs.get('task', '')}"
 
     @classmethod
@@ -302,13 +303,13 @@ class AgentDelegateAction(Action):
 
 
 class ChangeAgentStateAction(Action):
-    """Ask the agent to change its state: pause, resume, stop, confirm, reject.
+    """Request a change of the agent's state: pause, resume, stop, confirm, reject.
 
     Attributes:
-        action_id: the action that is confirmed or rejected; None: whichever is asked about.
-        edited: fields of that action that are to run with other values.
-        reason: why; of a rejection, for the agent, which then continues.
-        is_interrupt: of a pause: what runs is stopped.
+        action_id: the action that is confirmed or rejected; None for the one that awaits confirmation.
+        edited: fields of that action to replace before it runs.
+        reason: the reason. After a rejection, the agent reads it and continues.
+        is_interrupt: for a pause: also stop running actions.
     """
 
     kind: Literal["action.change_agent_state"] = "action.change_agent_state"
@@ -328,10 +329,10 @@ class ChangeAgentStateAction(Action):
 
 
 class CondensationAction(Action):
-    """Forget events, given as a list of ids or as an inclusive range, and put a summary in their place.
+    """Replace events by a summary. The events are a list of ids or an inclusive range.
 
     Raises:
-        ValueError: neither or both forms of forgetting are given, or a summary without its place.
+        ValueError: neither or both forms are given, or a summary has no position.
     """
 
     kind: Literal["action.condensation"] = "action.condensation"
@@ -363,14 +364,14 @@ class CondensationAction(Action):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         place = "; a summary stands in their place" if self.summary is not None else ""
         are = "is" if len(self.forgotten) == 1 else "are"
         return f"{counted(len(self.forgotten), 'event')} {are} no longer shown to the model{place}"
 
 
 class CondensationRequestAction(Action):
-    """Ask for a condensation before the next step."""
+    """Request a condensation before the next step."""
 
     kind: Literal["action.condensation_request"] = "action.condensation_request"
     is_decided: ClassVar[bool] = True
@@ -382,7 +383,7 @@ class CondensationRequestAction(Action):
 
     @classmethod
     def is_offered(cls, agent: AgentSpec) -> bool:
-        """See `Action.is_offered`; only where the condenser answers it."""
+        """See `Action.is_offered`; requires a condenser that handles requests."""
         return super().is_offered(agent) and handles_requests(agent.condenser)
 
     @classmethod
@@ -391,8 +392,52 @@ class CondensationRequestAction(Action):
         return cls()
 
 
+class OfferedToolAction(RiskyAction):
+    """Call a tool that is not part of the agent but was offered to it: one of `AgentSpec.tools`.
+
+    Attributes:
+        name: the name in the model's call.
+        tool: the key of the offer; empty if equal to the name.
+        fingerprint: the fingerprint of the offer that the model saw.
+        pool: the pool of the tool workers that run it; empty for those that hold the conversation's workspace.
+    """
+
+    name: str
+    arguments: JsonObject = Field(default_factory=dict)
+    tool: str = ""
+    fingerprint: str = ""
+    pool: str = ""
+
+    @property
+    def pool_wanted(self) -> str:
+        """See `Event.pool_wanted`."""
+        return self.pool
+
+    @property
+    def sentence(self) -> str:
+        """A one-line summary for users."""
+        return f"Calling {self.tool or self.name}"
+
+    @property
+    def asked(self) -> tuple[Paragraph, ...]:
+        """See `Action.asked`."""
+        return (Paragraph(f"{self.sentence} {json.dumps(self.arguments, indent=2)}", "cyan", "  "),)
+
+
+class ToolCallAction(OfferedToolAction):
+    """Call a function or class that a tool worker offers."""
+
+    kind: Literal["action.call_tool"] = "action.call_tool"
+
+
+class MCPAction(OfferedToolAction):
+    """Call a tool of an MCP server."""
+
+    kind: Literal["action.call_tool_mcp"] = "action.call_tool_mcp"
+
+
 class LoopRecoveryAction(Action):
-    """Choose how to get out of a loop: 1 restart before it, 2 restart with the last message, 3 stop."""
+    """Choose a way out of a loop: 1 restart before it, 2 restart with the last message, 3 stop."""
 
     kind: Literal["action.loop_recovery"] = "action.loop_recovery"
     counts_for_loops: ClassVar[bool] = False

@@ -1,29 +1,42 @@
-"""Which agent a conversation begins with: as it was asked for, or the SDK agent that does the same work.
+"""The choice of a new conversation's agent: the requested one, or the equivalent SDK agent.
 
-Holds: the choice follows from the conversation's id and the configuration, so a submission that is repeated gets the
-same agent; it is written into the log, so that a later configuration changes no conversation under way.
+An SDK agent is a conversation whose loop is the Claude Agent SDK. Its legacy agent does the same work in our own loop,
+and takes over if the SDK cannot run.
+
+Holds: the choice is determined by the conversation's id and the configuration, so a repeated submission gets the same
+agent. It is recorded in the log, so a later configuration does not affect running conversations.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Mapping
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from broker.contract.agent_pairs import is_sdk_agent, sdk_of
 from broker.contract.specs import AgentSpec, SdkSpec
 from broker.runtime import BrokerSettings, agent_variables
 
+AgentKind = Literal["legacy", "sdk"]
+
+LEGACY_OF: Mapping[str, str] = {
+    "CodeActAgentSDK": "CodeActAgent",
+    "ReadOnlyAgentSDK": "ReadOnlyAgent",
+    "BrowsingAgentSDK": "BrowsingAgent",
+}
+"""The legacy agent behind each SDK agent."""
+SDK_OF: Mapping[str, str] = {legacy: sdk for sdk, legacy in LEGACY_OF.items()}
 BUCKETS = 10_000
 
 
 class AgentFactoryConfig(BaseModel):
-    """How agents are chosen; the names of the fields are those that configurations of OpenHands have.
+    """The configuration of the choice; its fields have the names of OpenHands' configuration.
 
     Attributes:
-        prefer_sdk_agents: an agent that has an SDK agent is replaced by it.
-        percent: of how many conversations.
+        prefer_sdk_agents: replace an agent by its SDK agent, if it has one.
+        percent: the percentage of conversations for which it is replaced.
         fallback_to_legacy: see `SdkSpec`.
         timeout_seconds: see `SdkSpec`.
     """
@@ -37,10 +50,10 @@ class AgentFactoryConfig(BaseModel):
 
     @classmethod
     def from_env(cls) -> AgentFactoryConfig:
-        """Return what the variables of this program say.
+        """Return the configuration from environment variables.
 
         Raises:
-            UsageError: a value cannot be used.
+            UsageError: a value is invalid.
         """
         return _config_of(agent_variables())
 
@@ -57,9 +70,9 @@ def _config_of(variables: frozenset[tuple[str, str]]) -> AgentFactoryConfig:
 
 
 def chosen_agent(spec: AgentSpec, config: AgentFactoryConfig, conversation_id: str) -> AgentSpec:
-    """Return the agent that a conversation begins with.
+    """Return the agent that a conversation starts with.
 
-    An SDK agent that was asked for by name stays one; its delegates are what their names say.
+    An SDK agent that was requested by name is kept. Delegates are not replaced.
     """
     is_wanted = config.prefer_sdk_agents and share_of(conversation_id) < config.percent
     name = sdk_of(spec.name) if is_wanted else spec.name
@@ -70,6 +83,26 @@ def chosen_agent(spec: AgentSpec, config: AgentFactoryConfig, conversation_id: s
 
 
 def share_of(conversation_id: str) -> float:
-    """Return where a conversation stands between 0 and 100, always the same: those below a percentage are chosen."""
+    """Map a conversation to a fixed number from 0 to 100. It is chosen if the number is below the percentage."""
     digest = hashlib.sha256(conversation_id.encode()).digest()
     return int.from_bytes(digest[:8], "big") % BUCKETS * 100 / BUCKETS
+
+
+def kind_of(name: str) -> AgentKind:
+    """Return the kind of an agent by its name; an unknown name is a legacy agent."""
+    return "sdk" if name in LEGACY_OF else "legacy"
+
+
+def is_sdk_agent(name: str) -> bool:
+    """Return whether the loop of an agent is the Claude Agent SDK."""
+    return name in LEGACY_OF
+
+
+def legacy_of(name: str) -> str:
+    """Return the legacy agent behind an SDK agent; any other name is returned unchanged."""
+    return LEGACY_OF.get(name, name)
+
+
+def sdk_of(name: str) -> str:
+    """Return the SDK agent that does the work of an agent; a name without one is returned unchanged."""
+    return SDK_OF.get(name, name)

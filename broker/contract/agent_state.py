@@ -1,6 +1,6 @@
-"""What an agent is doing, and which of it needs no worker (OpenHands section 1.1: same names, same values).
+"""The states of an agent, and which of them need no worker (OpenHands section 1.1: same names, same values).
 
-Does not: say which state may follow which; that is the business of `controller_worker.core.controller`.
+Does not: define the allowed transitions; see `controller_worker.core.controller`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class AgentState(StrEnum):
-    """What an agent is doing. Source: OpenHands V0; the values are its wire strings."""
+    """The state of an agent. Source: OpenHands V0; the values are its wire strings."""
 
     LOADING = "loading"
     RUNNING = "running"
@@ -26,14 +26,14 @@ class AgentState(StrEnum):
 
 
 TERMINAL_STATES = frozenset({AgentState.FINISHED, AgentState.REJECTED, AgentState.ERROR, AgentState.STOPPED})
-"""Nothing more happens unless a person sends a message."""
+"""States that only a user's message can leave."""
 
 WAITING_FOR_PERSON_STATES = frozenset(
     {AgentState.AWAITING_USER_INPUT, AgentState.AWAITING_USER_CONFIRMATION, AgentState.PAUSED}
 )
-"""Nothing more happens until a person answers, confirms or resumes."""
+"""States that wait for a user to answer, confirm or resume."""
 
 
 def is_settled(state: AgentState) -> bool:
-    """Say whether the conversation needs no worker until it gets a message or a request."""
+    """Return whether the conversation needs no worker until it gets a message or a request."""
     return state in TERMINAL_STATES or state in WAITING_FOR_PERSON_STATES

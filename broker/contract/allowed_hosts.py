@@ -1,9 +1,9 @@
-"""Which hosts of the network a workspace may reach: `example.org`, `*.example.com:443`, `192.0.2.7:8080`, `*`.
+"""The network hosts that a workspace may reach: `example.org`, `*.example.com:443`, `192.0.2.7:8080`, `*`.
 
-A rule without a port means the ports 80 and 443; `*.example.com` does not mean `example.com` itself.
+A rule without a port means the ports 80 and 443. `*.example.com` does not match `example.com` itself.
 
-Holds: a name has one form, in which alone it is compared; a number in any notation but the plain one is no host.
-Does not: look names up. Whether an address may be connected to is decided where the connection is made.
+Holds: names are compared in one canonical form. A number in an unusual notation is not a host.
+Does not: resolve names. The connecting side decides whether an address may be used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_HOSTS = 100
 MAX_NAME_CHARS = 253
 
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
-# The last label of a name is never a number: what looks like one would be read as an address by the resolver.
+# The last label of a name is never a number, because the resolver would parse it as an address.
 _NAME = re.compile(rf"(?:{_LABEL}\.)*(?!\d+$)(?!0x[0-9a-f]*$){_LABEL}")
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::(?P<port>[0-9]{1,5}))?")
 
@@ -28,8 +28,8 @@ class HostRule:
     """One rule.
 
     Attributes:
-        host: a canonical host; for a wildcard what follows the star: `.example.com`, or nothing for every host.
-        ports: which may be connected to.
+        host: a canonical host. For a wildcard, the part after the star: `.example.com`, or empty for every host.
+        ports: the allowed ports.
     """
 
     host: str
@@ -38,10 +38,10 @@ class HostRule:
 
     @classmethod
     def parse(cls, text: str) -> HostRule:
-        """Read a rule.
+        """Parse a rule.
 
         Raises:
-            ValueError: it is none; says why.
+            ValueError: the rule is invalid; the text says why.
         """
         host, port = _split(text)
         ports = frozenset({port}) if port else DEFAULT_PORTS
@@ -50,34 +50,34 @@ class HostRule:
         if host.startswith("*."):
             name = canonical_host(host.removeprefix("*."))
             if not _NAME.fullmatch(name):
-                raise ValueError(f"{text!r}: only the beginning of a name can be left open")
+                raise ValueError(f"{text!r}: only the first label of a name can be a wildcard")
             return cls(f".{name}", is_wildcard=True, ports=ports)
         return cls(canonical_host(host), is_wildcard=False, ports=ports)
 
     def allows(self, host: str, port: int) -> bool:
-        """Say whether this rule lets a canonical host be reached at a port."""
+        """Return whether this rule allows a canonical host and port."""
         return port in self.ports and (host.endswith(self.host) if self.is_wildcard else host == self.host)
 
     def covers(self, other: HostRule) -> bool:
-        """Say whether this rule lets everything be reached that the other does."""
+        """Return whether this rule allows everything that the other allows."""
         is_wider = other.host.endswith(self.host) if self.is_wildcard else self == other
         return is_wider and other.ports <= self.ports
 
 
 def host_rules(texts: Iterable[str]) -> tuple[HostRule, ...]:
-    """Read rules.
+    """Parse rules.
 
     Raises:
-        ValueError: one of them is none, or there are more than `MAX_HOSTS`.
+        ValueError: a rule is invalid, or there are more than `MAX_HOSTS`.
     """
     rules = tuple(HostRule.parse(text) for text in texts)
     if len(rules) > MAX_HOSTS:
-        raise ValueError(f"{len(rules)} hosts are named; {MAX_HOSTS} can be")
+        raise ValueError(f"there are {len(rules)} hosts; the limit is {MAX_HOSTS}")
     return rules
 
 
 def canonical_host(text: str) -> str:
-    """Return the one form of a host in which hosts are compared: lower case, no dot at the end, short IPv6.
+    """Return the canonical form in which hosts are compared: lower case, no final dot, short IPv6.
 
     Raises:
         ValueError: it is neither a name nor an address in the usual notation.
@@ -97,16 +97,16 @@ def parse_authority(text: str, default_port: int | None = None) -> tuple[str, in
     """Return the canonical host and the port of `host:port`.
 
     Raises:
-        ValueError: it is something else, such as an address with a user's name in it.
+        ValueError: it has another form, such as an address with a user name.
     """
     host, port = _split(text)
     if not (port or default_port):
-        raise ValueError(f"{text!r} names no port")
+        raise ValueError(f"{text!r} has no port")
     return canonical_host(host), port or default_port or 0
 
 
 def authority(host: str, port: int) -> str:
-    """Return `host:port` as it stands in a request."""
+    """Return `host:port` as written in a request."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -1,4 +1,4 @@
-"""The browser of a workspace: opening pages, acting in them, and what they show (OpenHands 3.2, 3.3, 10.6)."""
+"""The browser of a workspace: actions that open pages and act in them, and their results (OpenHands 3.2, 3.3, 10.6)."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ class BrowseInteractiveAction(RiskyAction):
 
 
 class BrowserOutputObservation(Observation):
-    """What the browser shows."""
+    """The browser's state after an action."""
 
     kind: Literal["observation.browse"] = "observation.browse"
-    # A click may have led to a download.
+    # A click may start a download.
     workspace_use: ClassVar[WorkspaceUse] = WorkspaceUse.CHANGED
     url: str
     trigger_by_action: str
@@ -101,13 +101,13 @@ class BrowserOutputObservation(Observation):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         failure = f" ({self.last_browser_action_error})" if self.error else ""
         return f"The browser shows {self.url}{failure}"
 
 
 class FileDownloadObservation(Observation):
-    """A file the browser downloaded."""
+    """A file that the browser downloaded."""
 
     kind: Literal["observation.download"] = "observation.download"
     workspace_use: ClassVar[WorkspaceUse] = WorkspaceUse.CHANGED

@@ -1,7 +1,7 @@
-"""A question about the workspace's code, its answer, and the tools that ask it (OpenHands 9.2, 9.3: names, parameters).
+"""Queries of the workspace's code, their results, and the tools for them (OpenHands 9.2, 9.3: names, parameters).
 
-Differs: the original runs the tools as cells in the agent's kernel, where they can do anything; here they are questions
-to a program that only reads. `grep` shows the lines and not only the files, because each of them would be read next.
+Differs: the original runs these tools as cells in the agent's kernel, with full access. Here they are queries to a
+read-only program. `grep` returns the lines, not only the file names, because an agent would read each file next.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from broker.contract.tool_specs import OutcomePolicy, ToolSpec
 
 
 class CodeSearchAction(RiskyAction):
-    """Ask about the workspace's code: what it consists of, and what depends on what. It changes nothing.
+    """Query the workspace's code: its contents and its dependencies. It changes nothing.
 
     Attributes:
         question: `grep`, `glob`, `search_code_snippets`, `get_entity_contents` or `explore_tree_structure`.
@@ -31,22 +31,22 @@ class CodeSearchAction(RiskyAction):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         return f"Looking through the code ({self.question}): {', '.join(map(str, self.arguments.values()))}"
 
 
 class CodeSearchObservation(Observation):
-    """What was found in the workspace's code."""
+    """The result of a code query."""
 
     kind: Literal["observation.search_code"] = "observation.search_code"
     question: str
 
 
 def _question(name: str, description: str, parameters: dict[str, Any]) -> ToolSpec:
-    """Return a tool that asks the question of its name."""
+    """Return the tool for the query of this name."""
 
     def convert(arguments: Mapping[str, Any]) -> CodeSearchAction:
-        # Models that estimate the risk of other tools do it here too.
+        # Models that estimate the risk of other tools pass it here too.
         arguments = {key: value for key, value in arguments.items() if key != RISK}
         require(arguments, parameters["required"], name)
         refuse_unknown(arguments, parameters["properties"], name)

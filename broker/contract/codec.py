@@ -1,11 +1,12 @@
-"""Events to bytes and back.
+"""The codec: events to bytes and back.
 
-An entry is one byte of schema version, one of flags (1: zstd), four of CRC-32 over those two and the payload, then the
-payload: the event's wire form in msgpack, compressed when larger than 1 KiB.
+An entry is one byte of schema version, one byte of flags (1: zstd), four bytes of CRC-32 over the rest of the entry,
+and the payload: the event's wire form in msgpack, compressed if larger than 1 KiB.
 
-Holds: whatever `encode` made, every later version decodes; a flipped bit is found; hostile bytes raise `CorruptEntry`,
-`StoreTooNew` or `UnknownKind` and cost 16 MiB at most; lone surrogates are replaced once, here, at the edge.
-Does not: know pickles, extension types or a fallback decoder.
+Holds: every later version decodes the output of `encode`. A flipped bit is detected. Hostile bytes raise
+`CorruptEntry`, `StoreTooNew` or `UnknownKind` and cost at most 16 MiB. Lone surrogates are replaced once, here, at the
+edge.
+Does not: support pickle, msgpack extension types or a fallback decoder.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import contextlib
 import hashlib
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -37,7 +38,8 @@ MAX_ENTRY_BYTES = 1 << 20
 MAX_UNPACKED_BYTES = 16 << 20
 REPEATED_KEPT = 128
 REPEATED_LIMIT_BYTES = 32 * 1024
-"""Of what is kept for conversations that begin with the same; four megabytes at the most, and what is built of them."""
+"""The size limit of a cached value that many conversations share; all cached values together take at most 4 MiB
+packed."""
 
 _TIME: pydantic.TypeAdapter[datetime] = pydantic.TypeAdapter(datetime)
 _HEADER_BYTES = 6
@@ -48,16 +50,16 @@ Upcaster = Callable[[Wire], Wire]
 Decoder = Callable[[bytes, int], Event]
 
 UPCASTERS: Mapping[int, Upcaster] = {}
-"""From schema version n to n + 1, by n."""
+"""Functions from schema version n to n + 1, by n."""
 
 
 class UnknownEvent(Event):
-    """An event of a kind or a schema that only a newer version knows, for those who only show a log.
+    """An event whose kind or schema version is unknown to this version. Used only to show and export logs.
 
-    A worker that meets one leaves the conversation to a newer worker.
+    A worker that reads such an event leaves the conversation to a newer worker.
 
     Attributes:
-        fields: its wire form as it is, so that an export loses nothing.
+        fields: its unchanged wire form, so that an export loses nothing.
     """
 
     is_shown_to_people: ClassVar[bool] = True
@@ -70,7 +72,7 @@ class UnknownEvent(Event):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         return f"An event of the kind {self.kind}, which this version of Deckhands does not know."
 
     @property
@@ -80,7 +82,7 @@ class UnknownEvent(Event):
 
 
 class _Zstd(threading.local):
-    """A compressor must not be used by two threads at once, and is too expensive to make for each event."""
+    """The compressors of a thread. They are not thread-safe and too expensive to create for each event."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=1)
@@ -91,16 +93,16 @@ _zstd = _Zstd()
 
 
 def to_entry(wire: Wire) -> tuple[bytes, dict[str, bytes]]:
-    """Turn an event's wire form into the bytes of an entry and the blobs it refers to; see `shorten` and `encode`."""
+    """Encode an event's wire form as an entry and its blobs; see `shorten` and `encode`."""
     packed = pack(wire)
-    if len(packed) <= SHORTEN_ABOVE_BYTES:  # most events: packed once, and not walked through
+    if len(packed) <= SHORTEN_ABOVE_BYTES:  # most events: packed once, without walking through the values
         return _seal(packed, SCHEMA_VERSION), {}
     wire, contents = shorten(wire)
     return encode(wire), contents
 
 
 def encode(wire: Wire, *, schema_version: int = SCHEMA_VERSION) -> bytes:
-    """Turn an event's wire form into the bytes of an entry.
+    """Encode an event's wire form as an entry.
 
     Raises:
         EventUnfit: larger than 1 MiB (compressed) or 16 MiB, nested too deeply, or with numbers beyond 64 bits.
@@ -109,7 +111,7 @@ def encode(wire: Wire, *, schema_version: int = SCHEMA_VERSION) -> bytes:
 
 
 def pack(wire: Wire) -> bytes:
-    """Return an event's wire form in msgpack.
+    """Encode an event's wire form as msgpack.
 
     Raises:
         EventUnfit: larger than 16 MiB, nested too deeply, or with numbers beyond 64 bits.
@@ -129,7 +131,8 @@ def pack(wire: Wire) -> bytes:
 def _seal(payload: bytes, schema_version: int) -> bytes:
     flags = 0
     if len(payload) > COMPRESS_ABOVE_BYTES:
-        flags, payload = _ZSTD, _zstd.compressor.compress(payload)
+        flags = _ZSTD
+        payload = _zstd.compressor.compress(payload)
     if len(payload) > MAX_ENTRY_BYTES:
         raise EventUnfit(f"An event has {len(payload)} bytes even when compressed; the limit is 1 MiB.")
     head = bytes((schema_version, flags))
@@ -137,16 +140,16 @@ def _seal(payload: bytes, schema_version: int) -> bytes:
 
 
 def checksum_of(entry: bytes) -> str:
-    """Return an entry's own checksum in hex: it tells an event from another that took its number later."""
+    """Return an entry's checksum in hex. It distinguishes an event from a later one with the same id."""
     return entry[2:_HEADER_BYTES].hex()
 
 
 def decode_wire(entry: bytes, *, upcasters: Mapping[int, Upcaster] = UPCASTERS, current: int = SCHEMA_VERSION) -> Wire:
-    """Turn an entry's bytes into the wire form of today.
+    """Decode an entry to the current wire form.
 
     Raises:
-        CorruptEntry: checksum, bounds or structure do not hold.
-        StoreTooNew: written by a newer version.
+        CorruptEntry: the checksum, a bound or the structure is invalid.
+        StoreTooNew: a newer version wrote the entry.
     """
     if len(entry) < _HEADER_BYTES:
         raise CorruptEntry(f"An entry of {len(entry)} bytes is too short to be an event.")
@@ -175,7 +178,7 @@ def decode_wire(entry: bytes, *, upcasters: Mapping[int, Upcaster] = UPCASTERS, 
 
 def _unpack(payload: bytes, flags: int) -> Any:
     if flags & _ZSTD:
-        # The size is the frame's own claim; without this check a few bytes could ask for all the memory there is.
+        # The frame declares its own size. Without this check, a few bytes could allocate all memory.
         if not 0 <= zstandard.frame_content_size(payload) <= MAX_UNPACKED_BYTES:
             raise CorruptEntry("An entry claims to be larger than any event.")
         payload = _zstd.decompressor.decompress(payload)
@@ -187,7 +190,7 @@ def event_from_wire(wire: Wire, event_id: int) -> Event:
 
     Raises:
         UnknownKind: no class has this kind.
-        CorruptEntry: a field is missing or does not fit.
+        CorruptEntry: a field is missing or invalid.
     """
     kind = wire.get("kind")
     event_class = Event.KINDS.get(kind) if isinstance(kind, str) else None
@@ -197,16 +200,17 @@ def event_from_wire(wire: Wire, event_id: int) -> Event:
         event: Event = event_class.__pydantic_validator__.validate_python(_with_repeated(event_class, wire))
     except pydantic.ValidationError as error:
         raise CorruptEntry(f"Event {event_id} ({kind}) does not fit its schema: {error}") from error
-    object.__setattr__(event, "id", event_id)  # a copy of a frozen model costs more than the decoding
+    object.__setattr__(event, "id", event_id)  # copying a frozen model is slower than decoding it
     share_names(event)
     return event
 
 
 def _with_repeated(event_class: type[Event], wire: Wire) -> Wire:
-    """Return the wire form with the fields built that conversations have in common: each is built, and held, once."""
+    """Replace the `repeated_fields` of a wire form by cached models, shared by all equal values."""
     built = {}
     for name in event_class.repeated_fields:
-        with contextlib.suppress(ValueError, TypeError, OverflowError, RecursionError):  # the validator says why
+        # the validator reports invalid values
+        with contextlib.suppress(ValueError, TypeError, OverflowError, RecursionError):
             packed: bytes = msgpack.packb(wire[name]) if name in wire else b""
             if 0 < len(packed) <= REPEATED_LIMIT_BYTES:
                 built[name] = _repeated(event_class, name, packed)
@@ -220,15 +224,15 @@ def _repeated(event_class: type[Event], name: str, packed: bytes) -> Any:
 
 
 def decode(entry: bytes, event_id: int) -> Event:
-    """Turn an entry's bytes into an event; see `decode_wire` and `event_from_wire` for what is raised."""
+    """Decode an entry to an event; raises the errors of `decode_wire` and `event_from_wire`."""
     return event_from_wire(decode_wire(entry), event_id)
 
 
 def decode_any(entry: bytes, event_id: int) -> Event:
-    """Turn an entry's bytes into an event, into an `UnknownEvent` where a newer version has written it.
+    """Decode an entry to an event, or to an `UnknownEvent` if a newer version wrote it.
 
     Raises:
-        CorruptEntry: checksum, bounds or structure do not hold.
+        CorruptEntry: the checksum, a bound or the structure is invalid.
     """
     try:
         return decode(entry, event_id)
@@ -242,15 +246,15 @@ def decode_any(entry: bytes, event_id: int) -> Event:
 
 
 def shorten(wire: Wire) -> tuple[Wire, dict[str, bytes]]:
-    """Move the large texts of an event that is too large for the log into blobs.
+    """Move large texts of an oversized event into blobs.
 
     Args:
         wire: an event's wire form; not changed.
 
     Returns:
-        The wire form to store, and blobs by their SHA-256. Shortened fields keep head and tail and are named in
-        `blobs` by their dotted path (a dot in a name is written `~1`, a tilde `~0`). An event of up to 32 KiB comes
-        back as it is, with no blobs.
+        The wire form to store, and the blobs by their SHA-256. A shortened field keeps its head and tail; `blobs` maps
+        its dotted path to its blob (in a name, `.` is written `~1` and `~` is written `~0`). An event of up to 32 KiB
+        is returned unchanged, without blobs.
     """
     total = _text_bytes(wire)
     if total <= SHORTEN_ABOVE_BYTES:
@@ -274,10 +278,10 @@ def shorten(wire: Wire) -> tuple[Wire, dict[str, bytes]]:
 
 
 def restore(wire: Wire, contents: Mapping[str, bytes]) -> Wire:
-    """Undo `shorten`: put the blobs' texts back where they were.
+    """Undo `shorten`: replace the shortened fields by the blobs' texts.
 
     Raises:
-        CorruptEntry: a blob is missing or is not what its address says.
+        CorruptEntry: a blob is missing or does not match its address.
     """
     refs = wire.get("blobs")
     if not refs:
@@ -297,7 +301,12 @@ def restore(wire: Wire, contents: Mapping[str, bytes]) -> Wire:
 def _texts(value: Any, path: str) -> list[tuple[str, str]]:
     if isinstance(value, str):
         return [(path, value)] if len(value) > 2 * SHORTENED_END_CHARS else []
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    if isinstance(value, dict):
+        children: Iterable[tuple[Any, Any]] = value.items()
+    elif isinstance(value, list):
+        children = enumerate(value)
+    else:
+        return []
     names = ((str(key).replace("~", "~0").replace(".", "~1"), child) for key, child in children)
     return [found for name, child in names for found in _texts(child, f"{path}.{name}" if path else name)]
 
@@ -324,8 +333,8 @@ def _refuse_extension(code: int, _: bytes) -> Any:
 
 
 def action_kinds() -> list[type[Action]]:
-    """Return the kinds of actions that are tools of their own."""
+    """Return all actions that have their own tool."""
     return [kind for kind in Event.KINDS.values() if issubclass(kind, Action) and "tool_spec" in kind.__dict__]
 
 
-import_modules(broker.contract)  # every kind is registered once its module is loaded
+import_modules(broker.contract)  # loading a module registers its kinds

@@ -1,4 +1,4 @@
-"""How a long history is shortened for the model, as data (OpenHands section 8: types, names, defaults)."""
+"""Specifications of condensers: strategies to shorten a long history (OpenHands section 8: types, names, defaults)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from broker.contract.plain_json import JsonObject
 
 
 class CondenserSpec(Part):
-    """How a long history is shortened for the model (OpenHands section 8: types, names, defaults).
+    """The base of all condenser specifications (OpenHands section 8: types, names, defaults).
 
     Attributes:
-        TYPES: every specification, by its type.
+        TYPES: all specifications by their type.
         handles_requests: whether a request for a condensation shortens the history, whatever its length.
     """
 
@@ -32,7 +32,7 @@ class CondenserSpec(Part):
 
 
 class NoOpCondenserSpec(CondenserSpec):
-    """Show everything."""
+    """Show the whole history."""
 
     type: Literal["noop"] = "noop"
 
@@ -45,7 +45,7 @@ class ObservationMaskingCondenserSpec(CondenserSpec):
 
 
 class BrowserOutputCondenserSpec(CondenserSpec):
-    """Show a placeholder for all but the last `attention_window` pages."""
+    """Show a placeholder for all but the last `attention_window` browser pages."""
 
     type: Literal["browser_output_masking"] = "browser_output_masking"
     attention_window: int = Field(default=1, ge=1)
@@ -60,17 +60,17 @@ class RecentEventsCondenserSpec(CondenserSpec):
 
 
 class ConversationWindowCondenserSpec(CondenserSpec):
-    """Forget the older half when asked to. No model is asked."""
+    """Forget the older half of the history on request. No model is called."""
 
     type: Literal["conversation_window"] = "conversation_window"
     handles_requests: ClassVar[bool] = True
 
 
 class RollingCondenserSpec(CondenserSpec):
-    """Shorten to half of `max_size` events whenever there are more.
+    """Shorten the history to half of `max_size` events whenever it exceeds `max_size`.
 
     Attributes:
-        keep_first: how many events at the beginning are never forgotten.
+        keep_first: how many of the first events are never forgotten.
     """
 
     handles_requests: ClassVar[bool] = True
@@ -85,17 +85,17 @@ class RollingCondenserSpec(CondenserSpec):
 
 
 class AmortizedForgettingCondenserSpec(RollingCondenserSpec):
-    """Forget what is between the first events and the latest. No model is asked."""
+    """Forget the events between the first and the latest ones. No model is called."""
 
     type: Literal["amortized"] = "amortized"
 
 
 class AskingCondenserSpec(RollingCondenserSpec):
-    """Ask a model.
+    """The base of condensers that call a model.
 
     Attributes:
-        llm: None means the conversation's own model.
-        max_event_length: longest text of one event in the model's prompt, in characters.
+        llm: the model; None for the conversation's own.
+        max_event_length: the longest text of one event in the model's prompt, in characters.
     """
 
     llm: LLMSpec | None = None
@@ -103,25 +103,25 @@ class AskingCondenserSpec(RollingCondenserSpec):
 
 
 class LLMSummarizingCondenserSpec(AskingCondenserSpec):
-    """Let a model summarise what is forgotten."""
+    """Let a model summarise the forgotten events."""
 
     type: Literal["llm"] = "llm"
 
 
 class LLMAttentionCondenserSpec(AskingCondenserSpec):
-    """Let a model choose which events to keep."""
+    """Let a model choose the events to keep."""
 
     type: Literal["llm_attention"] = "llm_attention"
 
 
 class StructuredSummaryCondenserSpec(AskingCondenserSpec):
-    """Let a model fill in a form about what is forgotten."""
+    """Let a model fill in a form about the forgotten events."""
 
     type: Literal["structured"] = "structured"
 
 
 class CondenserPipelineSpec(CondenserSpec):
-    """Pass the history through several condensers; the first that condenses ends it."""
+    """Apply several condensers in turn; stop after the first that condenses."""
 
     type: Literal["pipeline"] = "pipeline"
     condensers: tuple[AnyCondenserSpec, ...]
@@ -131,8 +131,8 @@ class OtherCondenserSpec(CondenserSpec):
     """A condenser without its own specification, such as one from an installed package.
 
     Attributes:
-        type: the name of its entry point in the group `deckhands.condensers`, or what its class says.
-        settings: the condenser checks them.
+        type: the name of its entry point in the group `deckhands.condensers`, or the type that its class declares.
+        settings: validated by the condenser.
         answers_requests: see `CondenserSpec.handles_requests`.
     """
 
@@ -142,11 +142,11 @@ class OtherCondenserSpec(CondenserSpec):
 
 
 def _of_its_type(value: Any) -> Any:
-    """Return plain values as the specification that their type names."""
+    """Parse plain values as the specification of their type."""
     if not isinstance(value, Mapping):
         return value
     if "type" not in value:
-        raise ValueError("a condenser has a type")
+        raise ValueError("a condenser needs a type")
     return CondenserSpec.TYPES.get(str(value["type"]), OtherCondenserSpec).model_validate(value)
 
 
@@ -160,11 +160,11 @@ DEFAULT_CONDENSER = CondenserPipelineSpec(
         LLMSummarizingCondenserSpec(keep_first=4, max_size=120),
     )
 )
-"""What OpenHands' web server builds."""
+"""The default of OpenHands' web server."""
 
 
 def handles_requests(condenser: CondenserSpec) -> bool:
-    """Say whether the condenser answers a request for a condensation."""
+    """Return whether the condenser answers a request for a condensation."""
     if isinstance(condenser, CondenserPipelineSpec):
         return any(handles_requests(part) for part in condenser.condensers)
     if isinstance(condenser, OtherCondenserSpec):

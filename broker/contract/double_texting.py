@@ -1,4 +1,4 @@
-"""What a message has done that came while the agent worked: it stopped what ran, or took back a stretch of work."""
+"""The effects of a message that arrives while the agent works: an interruption, or a rollback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TAKEN_BACK = (
 
 
 class InterruptedObservation(Observation):
-    """A person has stopped the turn under way: its actions have been answered, and no reply is waited for.
+    """A user has interrupted the current turn. Its actions have been answered, and no model reply is awaited.
 
     Attributes:
         message_id: the message, or the request to pause.
@@ -30,14 +30,14 @@ class InterruptedObservation(Observation):
 
 
 class RolledBackObservation(Observation):
-    """A message has taken back what the agent worked on.
+    """A message has rolled back the agent's current work.
 
-    What was taken back stays in the log; the state and the model's view are as they were before it. What answers an
-    action, or reports a delegate, of before it is not taken back.
+    The rolled-back events stay in the log. The state and the model's view are restored to before them. Observations of
+    earlier actions and reports of earlier delegates are not rolled back.
 
     Attributes:
-        start_id: the first event that was taken back: the message that the agent worked on.
-        kept: messages behind it that were not.
+        start_id: the first event that was rolled back: the message that the agent worked on.
+        kept: later messages that were not rolled back.
     """
 
     kind: Literal["observation.rolled_back"] = "observation.rolled_back"
@@ -48,7 +48,7 @@ class RolledBackObservation(Observation):
     kept: tuple[int, ...] = ()
 
     def takes_back(self, event: Event) -> bool:
-        """Say whether an event before this one was taken back."""
+        """Return whether an event before this one was rolled back."""
         if not max(self.start_id, 2) <= event.id < self.id or event.id in self.kept:
             return False
         asked = event.cause
@@ -58,7 +58,7 @@ class RolledBackObservation(Observation):
 
 
 def taken_back(events: Iterable[Event]) -> set[int]:
-    """Return the ids of all events of a log that were taken back."""
+    """Return the ids of all events in a log that were rolled back."""
     events = list(events)
     ends = [event for event in events if isinstance(event, RolledBackObservation)]
     return {event.id for end in ends for event in events if end.takes_back(event)}

@@ -1,8 +1,9 @@
-"""Events: what the log holds. One frozen Pydantic model per kind, told apart by a stable `kind`.
+"""The events of the log. Each kind is a frozen Pydantic model with a stable `kind`.
 
-Holds: an event never changes once appended; its wire form (`Event.wire`) is plain JSON, the same in the log, in an
-export and on a stream; kinds are never reused with another meaning.
-Does not: store prompts. A model's reply is stored once, as `ModelReply`; the actions it led to name it by event id.
+Holds: an event never changes once appended. Its wire form (`Event.wire`) is plain JSON, identical in the log, in an
+export and on a stream. A kind is never reused with another meaning.
+Does not: store prompts. A model's reply is stored once, as `ModelReply`; the actions that it requested refer to it by
+event id.
 Names, fields and defaults follow OpenHands V0 (section 3); the kinds `conversation.*` and `model.*` are ours.
 """
 
@@ -73,8 +74,8 @@ class ModelToolCall(Part):
     """A tool call as the model wrote it.
 
     Attributes:
-        arguments: the raw text, JSON if the model behaved.
-        problem: why it cannot be carried out, in words for the model; None where reading it found nothing.
+        arguments: the raw text; JSON unless the model made a mistake.
+        problem: why the call cannot be parsed, as a text for the model; None if it can.
     """
 
     id: str
@@ -93,11 +94,11 @@ class TokenUsage(Part):
 
 
 class CallEstimate(Part):
-    """What was expected of a call before it was made, which corrects the expectations of later ones.
+    """The estimate made before a model call. It corrects the estimates of later calls.
 
     Attributes:
-        model: that has answered, as the settings of the workers name it.
-        prompt_tokens: of the prompt, estimated from its characters.
+        model: the model that answered, as named in the workers' settings.
+        prompt_tokens: tokens of the prompt, estimated from its characters.
     """
 
     model: str
@@ -105,7 +106,7 @@ class CallEstimate(Part):
 
 
 class Parent(Part):
-    """Whose delegate a conversation is: the conversation and the action that asked for it; `level` 1 for the first."""
+    """The parent conversation of a delegate, and the action that started it. `level` is 1 for the first level."""
 
     conversation_id: str
     delegate_id: int
@@ -113,19 +114,19 @@ class Parent(Part):
 
 
 class ConversationCreated(Event):
-    """The first event of every conversation: what it is, as data.
+    """The first event of every conversation. It holds the conversation's specification.
 
     Attributes:
-        labels: what a producer has written on it; None: nothing.
-        not_before: when it may begin, as its producer asked for it; None: at once. The store counts how long.
-        expires: by when it has to have begun; None: whenever it can.
-        double_texting: what a message does that comes while the agent works; None: it waits for the next step.
-        headless: whether nobody can be asked.
-        title: for listings.
-        forked_from: `ID@EVENT` of the conversation that it was forked from; None for no fork.
-        tenancy: who it is for; None: for nobody in particular.
-        parent: whose delegate it is; None: nobody's.
-        traceparent: the span that has submitted it; None: nobody traces, or it is no context.
+        labels: the producer's labels; None for none.
+        not_before: the earliest start that the producer requested; None to start at once. The store counts the delay.
+        expires: the latest time at which the conversation may start; None for no limit.
+        double_texting: the effect of a message that arrives while the agent works; None: it waits for the next step.
+        headless: no user can be asked.
+        title: a title for listings.
+        forked_from: `ID@EVENT` of the conversation that it was forked from; None if it is no fork.
+        tenancy: the tenant, experiment and priority; None if not given.
+        parent: the parent of a delegate; None if it is no delegate.
+        traceparent: the span that submitted it; None without tracing or if invalid.
     """
 
     kind: Literal["conversation.created"] = "conversation.created"
@@ -147,35 +148,35 @@ class ConversationCreated(Event):
 
     @property
     def is_planned(self) -> bool:
-        """Whether it has to wait, or may have to give up, before it begins."""
+        """Whether its start is delayed or may expire."""
         return self.not_before is not None or self.expires is not None
 
     @property
     def forked_at(self) -> int:
-        """Up to which event the conversation was taken over from another one; 0 for none."""
+        """The last event id that a fork copied from its source; 0 if it is no fork."""
         _, _, at = (self.forked_from or "").rpartition("@")
         return int(at) if at.isdigit() else 0
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         return f"Conversation {self.conversation_id} ({self.agent.name})"
 
 
 class ConversationBegun(Event):
-    """The time has come at which a conversation was to begin."""
+    """The scheduled start time of a conversation has been reached."""
 
     kind: Literal["conversation.begun"] = "conversation.begun"
-    sentence_template: ClassVar[str] = "The time to begin has come"
+    sentence_template: ClassVar[str] = "The scheduled start time has been reached"
 
 
 class OperatorActed(Event):
-    """Somebody does something to the conversation through the server; what follows in the same append is the action.
+    """A user acted on the conversation through the server. The events of the same append are the effect.
 
     Attributes:
-        author: who: the id and the name of an API key, or `anonymous`.
-        action: what: `pause`, `cancel`, `close`, …
-        reason: why, in the words of the author; empty for what needs none.
+        author: the id and the name of an API key, or `anonymous`.
+        action: the operation: `pause`, `cancel`, `close`, …
+        reason: the author's reason; empty if none is needed.
     """
 
     kind: Literal["conversation.operator_acted"] = "conversation.operator_acted"
@@ -188,12 +189,12 @@ class OperatorActed(Event):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         return super().sentence + (f" ({self.reason})" if self.reason else "")
 
 
 class ModelUsage(Part):
-    """What calls of one model have used up; `cost_usd` is a lower bound where a price is not known."""
+    """The usage of one model. `cost_usd` is a lower bound if a price is unknown."""
 
     model: str
     calls: int = 0
@@ -202,12 +203,12 @@ class ModelUsage(Part):
 
 
 class DelegateEnded(Event):
-    """A delegate reports to its parent's log that it has ended, how, and what it has used up.
+    """A delegate has ended. It reports its final state and its usage to its parent's log.
 
     Attributes:
-        delegate_id: the action that asked for it.
-        content: its result, in words for the parent's model.
-        models: the same by model; what it has used up includes what its own delegates have.
+        delegate_id: the action that started it.
+        content: its result, as a text for the parent's model.
+        models: its usage by model, including that of its own delegates.
     """
 
     kind: Literal["conversation.delegate_ended"] = "conversation.delegate_ended"
@@ -227,19 +228,19 @@ class DelegateEnded(Event):
 
 
 class ModelReply(Event):
-    """What a model answered, whole and once. Its tool calls lead to actions that name this event's id.
+    """A complete model reply. The actions that its tool calls requested refer to this event's id.
 
     Attributes:
-        cost_usd: None when the price of the model is unknown.
-        latency_seconds: from request to the end of the reply.
-        iteration: which step of the conversation this reply ends, from 1.
-        seen_id: the last event the prompt was made from.
-        service: who asked: `agent` for a step; `condenser` for a condensation and `critic` for a verdict on a finish,
-            which are no steps.
-        estimate: None where no budget and no quota wanted one.
-        is_output: the words are the output of the conversation, to whose schema the model was held; None: they are not.
-        is_usage_estimated: the provider has counted nothing, or what cannot be, so that usage and cost are estimated;
-            None: they are the provider's.
+        cost_usd: None if the price of the model is unknown.
+        latency_seconds: from the request to the end of the reply.
+        iteration: the step of the conversation that this reply completes, from 1.
+        seen_id: the last event that the prompt includes.
+        service: the purpose of the call: `agent` for a step. `condenser` (a condensation) and `critic` (a verdict on a
+            finish) are not steps.
+        estimate: None if no budget and no quota needed one.
+        is_output: the content is the conversation's structured output, generated under its schema; None if it is not.
+        is_usage_estimated: usage and cost are estimates, because the provider reported no usage or an invalid one; None
+            if the provider reported them.
     """
 
     kind: Literal["model.reply"] = "model.reply"
@@ -262,7 +263,7 @@ class ModelReply(Event):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         calls = ", ".join(call.name for call in self.tool_calls)
         return f"{self.model} replied" + (f" and calls {calls}" if calls else "")
 
@@ -272,7 +273,7 @@ class ModelSwitched(Event):
 
     Attributes:
         model: replaces `AgentSpec.llm.model`.
-        by: who says so, in their own words; it proves nothing.
+        by: the author as given by the client; not authenticated.
     """
 
     kind: Literal["model.switched"] = "model.switched"
@@ -283,20 +284,20 @@ class ModelSwitched(Event):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         return f"The model is now {self.model}" + (f" ({self.reason})" if self.reason else "")
 
 
 class ModelCallFailed(Event):
-    """A model call that brought no reply.
+    """A model call failed.
 
     Attributes:
-        code: the error's class, see `controller_worker.providers.errors`.
+        code: the class of the error, see `controller_worker.providers.errors`.
         content: the provider's text.
         last_error: the error as OpenHands shows it.
-        attempt: how many calls of this step have failed, this one included.
-        attempts: how many there may be in all; None: an earlier version has not said so.
-        retry_at: when the step is tried again, aware UTC; None when it is not.
+        attempt: the number of failed calls of this step, including this one.
+        attempts: the maximum number of calls; None if an earlier version wrote the event.
+        retry_at: when the step is retried, aware UTC; None if it is not.
     """
 
     kind: Literal["model.failed"] = "model.failed"
@@ -310,7 +311,7 @@ class ModelCallFailed(Event):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         again = f"; attempt {self.attempt + 1} follows" if self.retry_at else ""
         return f"The model call failed ({self.code}): {self.content[:300]}{again}"
 
@@ -321,7 +322,7 @@ class ModelCallFailed(Event):
 
     @property
     def _when(self) -> str:
-        """When the next attempt is made, and how long that is after this one."""
+        """The time of the next attempt and its delay after this one."""
         if self.retry_at is None:
             return ""
         wait = f" in {(self.retry_at - self.timestamp).total_seconds():.0f} s," if self.timestamp else ""
@@ -329,14 +330,15 @@ class ModelCallFailed(Event):
 
 
 class ModelCallDeferred(Event):
-    """A model call that has to wait before it may be made; the conversation is woken when it may.
+    """A model call must wait. The conversation is woken when the call may be made.
 
     Attributes:
-        code: `rate_limit` for a quota, `waiting_for_budget` for a budget, `batch` for a call that was given to a batch.
-        content: the resource that is short.
-        waits_for: the models of the quota, as its table has them, or the account of the budget; None: neither, or an
-            earlier version has not said so.
-        expected_at: about when it will be, aware UTC; None when nobody can say.
+        code: `rate_limit` for a quota, `waiting_for_budget` for a budget, `batch` for a call that was submitted to a
+            batch.
+        content: the exhausted resource.
+        waits_for: the models of the quota, as in the quota table, or the account of the budget; None if neither applies
+            or an earlier version wrote the event.
+        expected_at: the approximate end of the wait, aware UTC; None if unknown.
     """
 
     kind: Literal["model.deferred"] = "model.deferred"
@@ -347,7 +349,7 @@ class ModelCallDeferred(Event):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         expected = f"; expected at {self.expected_at:%H:%M:%S} UTC" if self.expected_at else ""
         return f"The model call waits ({self.code}): {self.content}{expected}"
 

@@ -1,4 +1,4 @@
-"""Fencing: who may append to a conversation as its owner."""
+"""Fencing: the right to append to a conversation as its owner."""
 
 from __future__ import annotations
 

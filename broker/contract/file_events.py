@@ -1,6 +1,6 @@
-"""Reading, writing and editing files (OpenHands sections 3.2, 3.3, 10.4): names, fields, defaults.
+"""Actions and observations for reading, writing and editing files (OpenHands 3.2, 3.3, 10.4: names, fields, defaults).
 
-Two ways lead to a file: lines of it as they are, by number, and the string-replace editor that a model is offered.
+Two kinds of access exist: raw lines by number, and the string-replace editor that is offered to models.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from broker.contract.tool_specs import OutcomePolicy, ToolSpec
 from broker.runtime import counted
 
 NUMBERED = "Here's the result of running `cat -n` on "
-"""How the text of the editor's view of a file begins."""
+"""The first words of the text in the editor's view of a file."""
 
 EDITOR_ARGUMENTS = frozenset(
     {"file_text", "old_str", "new_str", "insert_line", "edits", "replace_all", "overwrite", "cell", "cell_type"}
@@ -66,7 +66,7 @@ STR_REPLACE_EDITOR = ToolSpec(
                 "items": {"type": "integer"},
                 "description": "For `view`: first and last line (cell, page), from 1; -1 as last: to the end.",
             },
-            # What these are for is said where a notebook is shown: few prompts need to know.
+            # The arguments are explained where a notebook is shown, because few prompts need them.
             "cell": {"type": "integer"},
             "cell_type": {"type": "string"},
             "security_risk": SECURITY_RISK,
@@ -96,21 +96,21 @@ APPLY_PATCH = ToolSpec(
 
 
 class FileReadSource(StrEnum):
-    """Which reader reads a file."""
+    """The reader of a file."""
 
     OH_ACI = "oh_aci"
     DEFAULT = "default"
 
 
 class FileEditSource(StrEnum):
-    """Which editor makes an edit."""
+    """The editor of a file."""
 
     LLM_BASED_EDIT = "llm_based_edit"
     OH_ACI = "oh_aci"
 
 
 class TextEdit(Part):
-    """One replacement of several; `replace_all`: at every place, and not at the only one."""
+    """One of several replacements. `replace_all` replaces all matches; without it, the match must be unique."""
 
     old_str: str
     new_str: str = ""
@@ -118,12 +118,12 @@ class TextEdit(Part):
 
 
 class FileReadAction(RiskyAction):
-    """Read a file, or a range of its lines.
+    """Read a file or a range of its lines.
 
     Attributes:
-        path: for the default reader relative to where the shell is; absolute for the editor's view.
-        start, end: lines from 0, the end excluded; -1: the end of the file. Of the default reader.
-        view_range: first and last line from 1. Of the editor's view, which is used if it is given.
+        path: for the default reader, relative to the shell's directory; for the editor's view, absolute.
+        start, end: for the default reader: lines from 0, the end excluded; -1 for the end of the file.
+        view_range: for the editor's view: the first and last line, from 1. Its presence selects that view.
     """
 
     kind: Literal["action.read"] = "action.read"
@@ -138,11 +138,11 @@ class FileReadAction(RiskyAction):
 
 
 class FileWriteAction(RiskyAction):
-    """Write a file, or lines in place of a range; a missing file is made, with its directories.
+    """Write a file or replace a range of its lines. A missing file is created with its directories.
 
     Attributes:
-        path: absolute, or relative to where the shell is.
-        start, end: lines from 0, the end excluded; -1: the end of the file. The same twice: before that line.
+        path: absolute, or relative to the shell's directory.
+        start, end: lines from 0, the end excluded; -1 for the end of the file. Equal values insert before that line.
     """
 
     kind: Literal["action.write"] = "action.write"
@@ -160,7 +160,7 @@ class FileWriteAction(RiskyAction):
 
 
 class FileEditAction(RiskyAction):
-    """Edit a file with a command of the string-replace editor, or by a draft."""
+    """Edit a file with a command of the string-replace editor, or from a draft."""
 
     kind: Literal["action.edit"] = "action.edit"
     tool_spec: ClassVar[ToolSpec] = STR_REPLACE_EDITOR
@@ -171,7 +171,7 @@ class FileEditAction(RiskyAction):
     old_str: str | None = None
     new_str: str | None = None
     insert_line: int | str | None = None
-    # Left out of the log where they are not used, as they were before there were any.
+    # Unused fields are left out of the log, so that its bytes are the same as before the fields existed.
     edits: tuple[TextEdit, ...] | None = None
     replace_all: bool | None = None
     overwrite: bool | None = None
@@ -184,12 +184,12 @@ class FileEditAction(RiskyAction):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         return f"Editing {self.path} ({self.command or 'draft'})"
 
     @classmethod
     def from_call(cls, arguments: Mapping[str, Any]) -> Action:
-        """See `Action.from_call`; the command `view` reads."""
+        """See `Action.from_call`; the command `view` becomes a read action."""
         tool = STR_REPLACE_EDITOR.name
         command = required_text(arguments, "command", tool)
         path = required_text(arguments, "path", tool)
@@ -221,7 +221,7 @@ class FileEditAction(RiskyAction):
 
 
 class ApplyPatchAction(RiskyAction):
-    """Change several files by a patch; `FileEditObservation` answers it."""
+    """Apply a patch to several files; answered by `FileEditObservation`."""
 
     kind: Literal["action.apply_patch"] = "action.apply_patch"
     outcome: ClassVar[OutcomePolicy] = OutcomePolicy.AT_MOST_ONCE
@@ -254,7 +254,7 @@ class FileReadObservation(Observation):
         is_view = self.impl_source == FileReadSource.OH_ACI
         if is_view and self.content.startswith("ERROR:"):
             return (Paragraph(self.content, "dim", "  "),)
-        heads = int(is_view and self.content.startswith(NUMBERED))  # a line about the file comes first
+        heads = int(is_view and self.content.startswith(NUMBERED))  # the first line describes the file
         return (Paragraph(counted(len(self.content.splitlines()) - heads, "line"), "dim", "  "),)
 
 
@@ -269,7 +269,7 @@ class FileWriteObservation(Observation):
 
 
 class FileEditObservation(Observation):
-    """A file was edited, or could not be; the content says which."""
+    """A file was edited, or the edit failed; see the content."""
 
     kind: Literal["observation.edit"] = "observation.edit"
     workspace_use: ClassVar[WorkspaceUse] = WorkspaceUse.CHANGED

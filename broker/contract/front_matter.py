@@ -1,7 +1,7 @@
-"""Front matter: the YAML at the beginning of a skill, written by people who may not be trusted.
+"""Front matter: the YAML at the start of a skill file. Its authors are untrusted.
 
-Holds: reading it costs no more than its length allows. Length, depth and number of values are bounded, and what makes
-a short text into a large or a foreign value (aliases, anchors, tags) is refused before anything is built of it.
+Holds: the cost of parsing is linear in the length. Length, depth and number of values are bounded. Aliases, anchors and
+tags, which can expand a short text or create foreign objects, are rejected before any value is built.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_CHARS = 16_000
 MAX_DEPTH = 10
 MAX_VALUES = 2_000
 
-# The parser in C where there is one: it takes a thirtieth of the time.
+# The parser in C, if available, takes a thirtieth of the time.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _RESOLVER = yaml.resolver.Resolver()
 _TEXT, _NOTHING = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null"
@@ -24,7 +24,7 @@ _TEXT, _NOTHING = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null"
 
 @dataclass(frozen=True, slots=True)
 class Unquoted:
-    """What YAML takes for a number, a date or a truth value, as it was written."""
+    """A scalar that YAML would parse as a number, date or boolean, as the original text."""
 
     text: str
 
@@ -33,20 +33,20 @@ class Unquoted:
 
 
 def read_front_matter(text: str) -> dict[str, Any]:
-    """Return the fields, built of texts, `Unquoted`, None, lists and dictionaries.
+    """Return the fields as strings, `Unquoted`, None, lists and dictionaries.
 
     Raises:
-        ValueError: it is not YAML, not a mapping, or not plain; says why and what to write.
+        ValueError: it is not YAML, not a mapping, or not plain. The text says why and how to fix it.
     """
     if len(text) > MAX_CHARS:
         raise ValueError(f"the front matter has {len(text)} characters; {MAX_CHARS} are allowed")
     try:
         events = _plain(yaml.parse(text, Loader=_LOADER))
-        next(events)  # the stream begins
+        next(events)  # the start of the stream
         if isinstance(next(events), yaml.StreamEndEvent):
             return {}
         found = _value(next(events), events)
-        next(events)  # the document ends
+        next(events)  # the end of the document
         if not isinstance(next(events), yaml.StreamEndEvent):
             raise ValueError("the front matter holds several documents")  # noqa: TRY004  (it is of no value's type)
     except yaml.YAMLError as error:
@@ -57,7 +57,7 @@ def read_front_matter(text: str) -> dict[str, Any]:
 
 
 def _plain(events: Iterator[yaml.Event]) -> Iterator[yaml.Event]:
-    """Yield what a parser finds as long as it is plain and within the bounds."""
+    """Yield parser events; raise if they are not plain or exceed a bound."""
     depth = values = 0
     for event in events:
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
@@ -74,7 +74,7 @@ def _plain(events: Iterator[yaml.Event]) -> Iterator[yaml.Event]:
 
 
 def _value(event: yaml.Event, events: Iterator[yaml.Event]) -> Any:
-    """Return the value that an event begins, and take what belongs to it from the rest."""
+    """Build the value that starts with `event`, consuming its remaining events from `events`."""
     if isinstance(event, yaml.SequenceStartEvent):
         items: list[Any] = []
         while not _ends(event := next(events)):
@@ -98,7 +98,7 @@ def _ends(event: yaml.Event) -> bool:
 
 
 def _reason(error: yaml.YAMLError) -> str:
-    """Return the parser's own words, without the text that it read."""
+    """Return the parser's error message without the text that it parsed."""
     mark = getattr(error, "problem_mark", None)
-    where = f" in line {mark.line + 2}" if mark is not None else ""  # behind the dashes
+    where = f" in line {mark.line + 2}" if mark is not None else ""  # 1 for the `---` line
     return f"{getattr(error, 'problem', None) or 'it has a character that is not allowed'}{where}"

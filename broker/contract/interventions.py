@@ -1,13 +1,13 @@
-"""What a person does in a conversation under way: changes what it is, runs a command beside the agent.
+"""A user's interventions in a running conversation: configuration changes, and commands beside the agent.
 
-Holds: no step waits for such a command and no model sees it; the log has it, and its one observation.
+Holds: no step waits for such a command and no model sees it; the log has it and its one observation.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from broker.contract.agent_pairs import AgentKind
+from broker.contract.agent_factory import AgentKind
 from broker.contract.events import Action, AgentSpec, Event, EventSource, Limits, Observation, WorkspaceUse
 from broker.contract.kinds import Paragraph
 from broker.contract.labels import Labels
@@ -20,19 +20,19 @@ MAX_COMMAND_CHARS = 100_000
 
 
 class ConversationChanged(Event):
-    """A part of what the conversation is has changed. What is None stays as it was.
+    """The configuration of the conversation has changed. Fields that are None are unchanged.
 
     Attributes:
-        agent: takes over from here on; it has its own system message if its name is another one.
-        loop: `sdk` or `legacy`: the agent of the other kind takes over, with all else as it is; one that has no
-            counterpart stays.
-        confirmation: takes the place of the agent's policy; what a person is asked about now is still asked about.
-        analyzer: takes the place of the policy's analyzer.
-        limits: take the place of all limits.
-        tools: are added to the agent's; one with the key of another takes its place.
-        labels: take the place of all labels.
-        by: who says so, in their own words; it proves nothing.
-        reason: why.
+        agent: the new agent. It gets its own system message if its name differs.
+        loop: `sdk` or `legacy`: the counterpart of the agent with that kind of loop takes over, with all other settings
+            unchanged. An agent without a counterpart stays.
+        confirmation: replaces the agent's policy. A pending confirmation stays pending.
+        analyzer: replaces the policy's analyzer.
+        limits: replace all limits.
+        tools: added to the agent's tools; a tool with an existing key replaces that tool.
+        labels: replace all labels.
+        by: the author as given by the client; not authenticated.
+        reason: the author's reason.
     """
 
     kind: Literal["conversation.changed"] = "conversation.changed"
@@ -49,7 +49,7 @@ class ConversationChanged(Event):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         agent = f"the agent is {self.agent.name}" if self.agent else ""
         tools = f"tools are added: {', '.join(tool.key for tool in self.tools)}" if self.tools else ""
         loop = f"the loop is {self.loop}" if self.loop else ""
@@ -82,20 +82,20 @@ class ConversationChanged(Event):
 
 
 class ExecuteCommandAction(Action):
-    """Run a command for a person, in a separate shell.
+    """Run a user's command in a separate shell.
 
     Attributes:
-        timeout: seconds after which it is killed.
-        by: who runs it, in their own words; it proves nothing.
-        reason: why.
+        timeout: the time limit in seconds, after which the command is killed.
+        by: the user as given by the client; not authenticated.
+        reason: the user's reason.
 
-    Differs: it is no `runnable` action, because nothing of the agent's turn depends on it.
+    Differs: it is not `runnable`, because nothing in the agent's turn depends on it.
     """
 
     kind: Literal["action.execute"] = "action.execute"
     is_shown_to_model: ClassVar[bool] = False
     counts_for_loops: ClassVar[bool] = False
-    sentence_template: ClassVar[str] = "A person runs: {command}"
+    sentence_template: ClassVar[str] = "A user runs: {command}"
     source: EventSource = EventSource.USER
     command: str
     timeout: float = DEFAULT_TIMEOUT_SECONDS
@@ -103,7 +103,7 @@ class ExecuteCommandAction(Action):
     reason: str | None = None
 
     def as_answer(self, observation: Observation) -> Observation:
-        """See `Action.as_answer`; why it could not be run is for the person, and no model sees it."""
+        """See `Action.as_answer`; an error text is for the user, and no model sees it."""
         if isinstance(observation, CommandExecutedObservation):
             return observation
         error_id = getattr(observation, "error_id", "") or "command_failed"
@@ -117,11 +117,11 @@ class ExecuteCommandAction(Action):
 
 
 class CommandExecutedObservation(Observation):
-    """The result of a person's command; the content is what it has written.
+    """The result of a user's command; the content is its output.
 
     Attributes:
-        exit_code: -1 where it was killed or never began.
-        error_id: the class of the error, if it could not be run; the content then says why.
+        exit_code: -1 if it was killed or did not start.
+        error_id: the class of the error if the command could not be run; the content is then the reason.
     """
 
     kind: Literal["observation.execute"] = "observation.execute"
@@ -129,6 +129,6 @@ class CommandExecutedObservation(Observation):
     is_shown_to_model: ClassVar[bool] = False
     counts_for_loops: ClassVar[bool] = False
     workspace_use: ClassVar[WorkspaceUse] = WorkspaceUse.CHANGED
-    sentence_template: ClassVar[str] = "The person's command ended with exit code {exit_code}"
+    sentence_template: ClassVar[str] = "The user's command ended with exit code {exit_code}"
     exit_code: int = -1
     error_id: str = ""

@@ -1,6 +1,6 @@
-"""What every kind of event is: the classes `Event`, `Action` and `Observation`.
+"""The base classes of all event kinds: `Event`, `Action` and `Observation`.
 
-Holds: everything that is true of all events of a kind stands on its class; defining a class registers it.
+Holds: every fact that is true of all events of a kind is on its class. Defining a class registers its kind.
 Names, fields and defaults follow OpenHands V0 (section 3).
 """
 
@@ -21,14 +21,14 @@ from broker.contract.tool_specs import OutcomePolicy, ToolSpec
 from broker.runtime import checked_traceparent
 
 NAMES_KEPT = 1_024
-"""Sets of names of fields: every kind has some."""
+"""The size of the cache for sets of field names; each kind uses several."""
 
 EventT = TypeVar("EventT", bound="Event")
 Style = Literal["", "bold", "dim", "red", "green", "cyan"]
 
 
 class EventSource(StrEnum):
-    """Who an event comes from."""
+    """The origin of an event."""
 
     AGENT = "agent"
     USER = "user"
@@ -36,7 +36,7 @@ class EventSource(StrEnum):
 
 
 class ActionSecurityRisk(IntEnum):
-    """How dangerous an action is thought to be; the integers are OpenHands' wire values."""
+    """The estimated risk of an action; the integers are OpenHands' wire values."""
 
     UNKNOWN = -1
     LOW = 0
@@ -54,13 +54,13 @@ class ConfirmationStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """A text that a reader of a log sees of an event. An empty one is not shown.
+    """A text that the log viewer shows for an event. Empty paragraphs are not shown.
 
-    Does not: colour or shorten anything; see `deckhands.client.reading.rendering`.
+    Does not: colour or shorten the text; see `deckhands.client.reading.rendering`.
 
     Attributes:
-        mark: stands before its first line; the other lines are indented as far.
-        max_lines: a longer text loses its middle where a log is shown.
+        mark: a prefix of the first line; the other lines are indented to match.
+        max_lines: the viewer cuts the middle of a longer text.
     """
 
     text: str
@@ -70,10 +70,9 @@ class Paragraph:
 
 
 class ToolCallMetadata(Part):
-    """Which tool call of which model reply an action or observation belongs to.
+    """The tool call that an action or observation belongs to.
 
-    Differs: names the reply by event id instead of carrying a copy of it, because the original wrote the whole
-    response into every event.
+    Differs: refers to the model reply by event id. The original copies the whole response into every event.
     """
 
     function_name: str
@@ -83,14 +82,14 @@ class ToolCallMetadata(Part):
 
 
 class BlobRef(Part):
-    """Where the whole of a shortened field is: content address and size in bytes of its UTF-8 text."""
+    """The address of the full text of a shortened field: its SHA-256 and its size in bytes of UTF-8."""
 
     sha256: str
     size_bytes: int
 
 
 class WorkspaceUse(StrEnum):
-    """What an observation says about the files of a workspace."""
+    """The relation of an observation to the files of a workspace."""
 
     NONE = "none"
     READ = "read"
@@ -98,32 +97,32 @@ class WorkspaceUse(StrEnum):
 
 
 Traceparent = Annotated[str | None, BeforeValidator(checked_traceparent)]
-"""The context of a trace. It proves nothing, and what is none counts as none."""
+"""The context of a trace. It is not authenticated, and an invalid one counts as None."""
 
 
 class Event(BaseModel):
     """Anything that happened in a conversation.
 
-    A subclass with a literal `kind` is a kind of event. What is true of all events of a kind stands on its class.
+    A subclass with a literal `kind` is a kind of event. Facts that are true of all events of a kind are on its class.
 
     Attributes:
-        kind: its name on the wire.
+        kind: the name of the kind on the wire.
         id: 1, 2, 3 … within the conversation; 0 until the log has assigned it. Not part of the stored bytes.
-        timestamp: when the writer made it, aware UTC; None until it is written.
-        source: who it comes from.
-        cause: the id of the action an observation answers.
-        tool_call_metadata: the model's tool call that it belongs to; None: to none.
-        blobs: fields (dotted paths) that hold only head and tail here, and where the whole of each is.
-        KINDS: every kind, by its name on the wire.
-        runnable: a tool worker carries it out.
-        outcome: what to do with it when its worker died and nobody recorded its outcome.
+        timestamp: when the writer created the event, aware UTC; None until it is written.
+        source: the origin of the event.
+        cause: the id of the action that an observation answers.
+        tool_call_metadata: the model's tool call that the event belongs to; None if there is none.
+        blobs: the shortened fields (dotted paths) and the addresses of their full texts.
+        KINDS: all kinds by their name on the wire.
+        runnable: a tool worker executes it.
+        outcome: the recovery policy if the worker died and no outcome was recorded.
         is_decided: only the controller writes it, unless it answers a runnable action. A replay decides it again.
-        is_shown_to_model: the model sees it. False: the model sees it only within its tool call.
-        is_shown_to_people: the log of a terminal shows it.
+        is_shown_to_model: the model sees it. If False, the model sees it only within its tool call.
+        is_shown_to_people: the log viewer of a terminal shows it.
         counts_for_loops: loop detection compares it.
-        workspace_use: what it says about the files of the workspace.
-        sentence_template: the sentence, with the names of fields in braces.
-        repeated_fields: models that are often equal in many conversations.
+        workspace_use: whether it read or changed files of the workspace.
+        sentence_template: the one-line summary, with field names in braces.
+        repeated_fields: nested models that are often equal in many conversations.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -173,29 +172,30 @@ class Event(BaseModel):
 
     @property
     def pool_wanted(self) -> str:
-        """The pool whose tool workers run this action; empty: those that hold the conversation's workspace."""
+        """The pool whose tool workers run this action; empty for those that hold the conversation's workspace."""
         return ""
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         return self.sentence_template.format_map(self.__dict__)
 
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
-        """What a reader of the log sees, if it is shown to people."""
+        """The paragraphs that the log viewer shows, if `is_shown_to_people`."""
         return (Paragraph(self.sentence, "dim"),)
 
 
 class Action(Event):
-    """A request for something to be done.
+    """A request to do something.
 
     Attributes:
-        tool_spec: how the model asks for it, if the kind has its own tool.
-        user_template: how the model reads it when a person did it; empty: by its sentence.
+        tool_spec: the tool through which the model requests this action, if the kind has its own tool.
+        user_template: the text that the model reads if a user performed the action; the default is made from
+            `sentence`.
         argument: the tool's only argument besides the risk, and the field that it fills; None: see `from_call`.
-        enabled_by: the field of `AgentSpec` with which CodeActAgent offers the tool; empty: it does not.
-        traceparent: the span that led to it, see `broker.runtime.tracing`; None: nobody traces, or it is no context.
+        enabled_by: the field of `AgentSpec` that makes CodeActAgent offer the tool; empty if it never does.
+        traceparent: the span that led to the action, see `broker.runtime.tracing`; None without tracing or if invalid.
     """
 
     is_shown_to_model: ClassVar[bool] = True
@@ -210,23 +210,23 @@ class Action(Event):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Register a class with a literal kind; its tool makes actions of it."""
+        """Register a class with a literal kind, and let its tool create actions of this class."""
         super().__pydantic_init_subclass__(**kwargs)
         if "tool_spec" in cls.__dict__:
             cls.tool_spec = replace(cls.tool_spec, convert=cls.from_call)
 
     @classmethod
     def is_offered(cls, agent: AgentSpec) -> bool:
-        """Say whether CodeActAgent offers the tool of this kind."""
+        """Return whether CodeActAgent offers the tool of this kind."""
         return bool(cls.enabled_by and getattr(agent, cls.enabled_by))
 
     @classmethod
     def from_call(cls, arguments: Mapping[str, Any]) -> Action:
-        """Return the action that a tool call asks for. Here the arguments are its fields, under the same names.
+        """Return the action that a tool call requests. By default, its fields are the arguments of the same names.
 
         Raises:
-            ToolCallError: an argument is missing or unknown; the text is for the model.
-            ValidationError: an argument does not fit.
+            ToolCallError: an argument is missing or unknown. The text is for the model.
+            ValidationError: an argument is invalid.
         """
         if cls.argument is None:
             return cls.model_validate(known_arguments(cls.tool_spec, arguments))
@@ -235,15 +235,15 @@ class Action(Event):
         return cls.model_validate({field: required_text(arguments, name, cls.tool_spec.name), **risk})
 
     def answer(self, task_list: Sequence[Any]) -> Observation | None:  # noqa: ARG002  (subclasses use it)
-        """Return the observation that settles the action in the step that decided it; None: somebody has to act.
+        """Return the observation that answers the action without a worker; None if the action must be executed.
 
         Args:
-            task_list: the agent's, before this action.
+            task_list: the agent's task list before this action.
         """
         return None
 
     def as_answer(self, observation: Observation) -> Observation:
-        """Return what a tool worker answers this action with, as an observation that may answer it."""
+        """Convert the tool worker's observation into the observation that is logged for this action."""
         return observation
 
     @property
@@ -253,22 +253,22 @@ class Action(Event):
 
     @property
     def user_text(self) -> str:
-        """How the model reads the action when a person did it."""
+        """The text that the model reads if a user performed the action."""
         return self.user_template.format_map(self.__dict__) or f"User requested: {self.sentence}"
 
     @property
     def asked(self) -> tuple[Paragraph, ...]:
-        """Everything that the action would do, for a person who is asked about it."""
+        """The complete effect of the action, shown to the user who is asked to confirm it."""
         return (Paragraph(self.sentence, "cyan", "  "),)
 
 
 class Observation(Event):
-    """The result of an action, or what the environment reports; `unsandboxed` if it ran in no sandbox.
+    """The result of an action, or a report of the environment. `unsandboxed` is set if it ran in no sandbox.
 
     Attributes:
-        is_cut: the model sees only the beginning and the end of a long text.
-        is_problem: people should notice it.
-        agent_template: the text that the model sees, with the names of fields in braces.
+        is_cut: the model sees only the head and tail of a long text.
+        is_problem: the log viewer highlights it.
+        agent_template: the text that the model sees, with field names in braces.
     """
 
     is_shown_to_model: ClassVar[bool] = True
@@ -282,7 +282,7 @@ class Observation(Event):
 
     @property
     def agent_text(self) -> str:
-        """The text that the model sees, before it is cut; empty: nothing."""
+        """The text that the model sees, before it is cut; empty for none."""
         return self.agent_template.format_map(self.__dict__)
 
     @property
@@ -298,14 +298,14 @@ def _names(names: frozenset[str]) -> set[str]:
 
 @lru_cache(maxsize=NAMES_KEPT)
 def _is_part(kind: type) -> bool:
-    """Return whether values of a type are parts; `isinstance` with a model's class costs several times as much."""
+    """Return whether values of a type are parts. `isinstance` with a model's class is several times slower."""
     return issubclass(kind, Part)
 
 
 def share_names(part: BaseModel) -> None:
-    """Let a frozen value, and what it consists of, hold the names of its set fields together with all others like it.
+    """Share the sets of field names of a frozen value and its nested values with all equal sets.
 
-    Pydantic gives each its own set of them, which takes more memory than most events.
+    Pydantic creates a set per value, which takes more memory than most events.
     """
     object.__setattr__(part, "__pydantic_fields_set__", _names(frozenset(part.__pydantic_fields_set__)))
     for value in part.__dict__.values():
@@ -314,5 +314,5 @@ def share_names(part: BaseModel) -> None:
 
 
 def with_id(event: EventT, event_id: int) -> EventT:
-    """Return the event under the id the log gave it."""
+    """Return a copy of the event with the id that the log assigned."""
     return event.model_copy(update={"id": event_id})

@@ -1,4 +1,4 @@
-"""Labels: what producers write on conversations, to find them again.
+"""Labels that producers attach to conversations to find them again.
 
 Holds: names and values are short, plain ASCII, and safe in a command line, a file name and a key.
 """
@@ -16,18 +16,18 @@ LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.:/@+-]{0,126}[A-Za-z0-9])?)?
 
 
 def checked_labels(labels: dict[str, str]) -> dict[str, str]:
-    """Return labels that can be used.
+    """Validate labels and return them.
 
     Raises:
-        ValueError: there are too many, or one cannot be used; names it.
+        ValueError: there are too many, or one is invalid; the text names it.
     """
     if len(labels) > MAX_LABELS:
         raise ValueError(f"there are {len(labels)} labels; the limit is {MAX_LABELS}")
     for name, value in labels.items():
         if LABEL_NAME.fullmatch(name) is None:
-            raise ValueError(f"{ascii(name)[:100]} cannot name a label")
+            raise ValueError(f"{ascii(name)[:100]} is not a valid name of a label")
         if LABEL_VALUE.fullmatch(value) is None:
-            raise ValueError(f"{ascii(value)[:100]} cannot be the value of the label {name}")
+            raise ValueError(f"{ascii(value)[:100]} is not a valid value of the label {name}")
     return labels
 
 
@@ -43,4 +43,4 @@ Labels = Annotated[
         }
     ),
 ]
-"""At most 32 by name; names of 1 to 64, values of 0 to 128 characters."""
+"""At most 32 labels; names have 1 to 64 characters, values 0 to 128."""

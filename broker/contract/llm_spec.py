@@ -1,4 +1,4 @@
-"""Which model a conversation uses, and what every value inside an event is."""
+"""The model of a conversation, and the base class of values inside events."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ class Part(BaseModel):
 
 
 class LLMSpec(Part):
-    """Which model a conversation uses. Address and key are the controller's, never the conversation's.
+    """The model of a conversation. Its address and key belong to the controller, never to the conversation.
 
     Attributes:
-        model: a profile or a model; None: LLM_MODEL of the controller workers. Of the other fields, None: as there.
+        model: a profile or a model; None for LLM_MODEL of the controller workers. Other fields that are None use the
+            workers' values.
     """
 
     model: str | None = None

@@ -1,10 +1,9 @@
-"""Notes: what an agent writes down for later conversations, as values and events.
+"""Notes that an agent keeps for later conversations: values and events.
 
-A notebook belongs to a user's project at a tenant; every conversation with the same `MemorySpec` reads and writes the
-same one.
+A notebook belongs to one project of a user of a tenant. All conversations with the same `MemorySpec` share it.
 
-Holds: a note is short and a notebook holds few, so that recalling one is cheap; what was recalled is in the log of the
-conversation that recalled it, whatever becomes of the notebook.
+Holds: notes are short and a notebook holds few, so a recall is cheap. Recalled notes are in the log of the conversation
+that recalled them, even if the notebook changes later.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ MAX_NOTE_CHARS = 1_000
 MAX_KEYWORDS = 8
 MAX_KEYWORD_CHARS = 64
 MAX_RECALLED_CHARS = 12_000
-"""Of the notes without keywords, which are recalled at the beginning of every conversation."""
+"""The limit for notes without keywords, which are recalled at the start of every conversation."""
 ID_CHARS = 8
 
 NOTE = ToolSpec(
@@ -62,7 +61,7 @@ NOTE = ToolSpec(
 
 @dataclass(frozen=True, slots=True, order=True)
 class Notebook:
-    """Whose notes; each part empty or a name."""
+    """The key of a notebook; each part is a name or empty."""
 
     tenant: str
     user: str
@@ -78,9 +77,9 @@ class Note(Part):
     """One note.
 
     Attributes:
-        keywords: words of which a message has to contain one for the note to be recalled; empty: it is recalled at the
-            beginning of every conversation.
-        conversation_id: where it was written; empty when a person wrote it.
+        keywords: the note is recalled if a message contains one of these words; if empty, at the start of every
+            conversation.
+        conversation_id: the conversation that wrote it; empty if a user wrote it.
     """
 
     id: str = Field(min_length=1, max_length=64)
@@ -91,7 +90,7 @@ class Note(Part):
 
 
 class NoteAction(Action):
-    """Write a note, forget one, or list all."""
+    """Write a note, delete one, or list all."""
 
     kind: Literal["action.note"] = "action.note"
     is_decided: ClassVar[bool] = True
@@ -105,7 +104,7 @@ class NoteAction(Action):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         match self.command:
             case "write":
                 return f"Noting: {self.text}"
@@ -135,11 +134,11 @@ class NoteAction(Action):
 
 
 class NoteObservation(Observation):
-    """The answer to a `NoteAction`; the content is for the model.
+    """The result of a `NoteAction`; the content is for the model.
 
     Attributes:
-        written: the note that is in the notebook now.
-        forgotten: the id of the note that no longer is.
+        written: the note that was written.
+        forgotten: the id of the note that was deleted.
     """
 
     kind: Literal["observation.note"] = "observation.note"
@@ -148,20 +147,21 @@ class NoteObservation(Observation):
 
 
 def note_id_of(conversation_id: str, action_id: int) -> str:
-    """Return the id of the note that an action writes, always the same."""
+    """Return the id of the note that an action writes. It is deterministic."""
     return sha256(f"{conversation_id}:{action_id}".encode()).hexdigest()[:ID_CHARS]
 
 
 def in_order(notes: Iterable[Note]) -> tuple[Note, ...]:
-    """Return notes in the order in which they were written."""
+    """Return notes in the order of their creation."""
     return tuple(sorted(notes, key=lambda note: (note.written.timestamp() if note.written else 0.0, note.id)))
 
 
 def recalled_notes(notes: Sequence[Note], text: str, *, is_first: bool) -> tuple[Note, ...]:
-    """Return the notes that a message recalls, in the order in which they were written.
+    """Return the notes that a message recalls, in the order of their creation.
 
     Args:
-        is_first: it begins a conversation, so those without keywords count; the latest, as far as there is room.
+        is_first: the message is the first of a conversation. It also recalls the notes without keywords, the newest
+            first, up to `MAX_RECALLED_CHARS`.
     """
     found: list[Note] = []
     left = MAX_RECALLED_CHARS
@@ -178,7 +178,7 @@ def recalled_notes(notes: Sequence[Note], text: str, *, is_first: bool) -> tuple
 
 
 def listed(notes: Iterable[Note]) -> str:
-    """Return notes as a model reads them, one a line."""
+    """Return notes as text for the model, one per line."""
     lines = []
     for note in in_order(notes):
         day = f" ({note.written:%Y-%m-%d})" if note.written else ""

@@ -1,4 +1,4 @@
-"""Observations: the outcomes of actions (OpenHands section 3.3: names, fields, defaults, texts)."""
+"""Observations: the results of actions (OpenHands section 3.3: names, fields, defaults, texts)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRUNCATION_MARKER = "\n[... Observation truncated due to length ...]\n"
 
 
 def truncate_content(text: str, max_chars: int | None) -> str:
-    """Cut the middle of a text that is longer than `max_chars`, half of which is kept at each end (3.4)."""
+    """Cut the middle of a text longer than `max_chars`; half of `max_chars` is kept at each end (3.4)."""
     if max_chars is None or max_chars < 0 or len(text) <= max_chars:
         return text
     half = max_chars // 2
@@ -35,7 +35,7 @@ class NullObservation(Observation):
 
 
 class SuccessObservation(Observation):
-    """It worked, and there is nothing else to say."""
+    """Success without further output."""
 
     kind: Literal["observation.success"] = "observation.success"
     agent_template: ClassVar[str] = ""
@@ -43,7 +43,7 @@ class SuccessObservation(Observation):
 
 
 class ErrorObservation(Observation):
-    """It did not work; the text is for the model."""
+    """A failure; the text is for the model."""
 
     kind: Literal["observation.error"] = "observation.error"
     agent_template: ClassVar[str] = "{content}\n[Error occurred in processing last action]"
@@ -54,7 +54,7 @@ class ErrorObservation(Observation):
 
 
 class UserRejectObservation(Observation):
-    """A person refused the action."""
+    """A user rejected the action."""
 
     kind: Literal["observation.user_rejected"] = "observation.user_rejected"
     agent_template: ClassVar[str] = "OBSERVATION:\n{content}\n[Last action has been rejected by the user]"
@@ -77,8 +77,7 @@ class FinishRefusedObservation(Observation):
     """The agent's finish was refused; the content tells the agent why.
 
     Attributes:
-        reason: `output` when its result does not fit its schema, `hook` when a hook forbade it; empty for anything
-        else.
+        reason: `output` if the result does not match its schema, `hook` if a hook forbade it; else empty.
     """
 
     kind: Literal["observation.finish_refused"] = "observation.finish_refused"
@@ -87,7 +86,7 @@ class FinishRefusedObservation(Observation):
 
 
 class FinishVerdictObservation(Observation):
-    """What a critic says of a finish; the content is its reason.
+    """A critic's verdict on a finish; the content is its reason.
 
     Attributes:
         finish_id: the finish.
@@ -100,7 +99,7 @@ class FinishVerdictObservation(Observation):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         return f"The critic {'accepts' if self.is_accepted else 'refuses'} the finish. {self.content}".strip()
 
     @property
@@ -115,11 +114,11 @@ class FinishVerdictObservation(Observation):
 
 
 class LoopDetectionObservation(Observation):
-    """The agent repeats itself, or has been taken out of a loop; the content is for people.
+    """The agent is in a loop, or has left one; the content is for users.
 
     Attributes:
-        advice: what the model reads, or empty.
-        is_over: the agent has been taken out of the loop.
+        advice: the text for the model, or empty.
+        is_over: the agent was taken out of the loop.
     """
 
     kind: Literal["observation.loop_detection"] = "observation.loop_detection"
@@ -131,12 +130,12 @@ class LoopDetectionObservation(Observation):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         return self.content.partition("\n")[0]
 
 
 class CmdOutputMetadata(Part):
-    """What the shell's prompt said after a command. Exit code -1: still running."""
+    """The shell prompt's report after a command. Exit code -1 if still running."""
 
     exit_code: int = -1
     pid: int = -1
@@ -185,7 +184,7 @@ class CmdOutputObservation(Observation):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         return f"Command `{self.command}` executed with exit code {self.exit_code}."
 
     @property
@@ -199,8 +198,8 @@ class AgentDelegateObservation(Observation):
     """The result of a delegate.
 
     Attributes:
-        delegate_id: the action that asked for it; its cause too, unless that was answered when it was started.
-        conversation_id: the conversation that the delegate is.
+        delegate_id: the action that started it. It is also the cause, unless it was already answered at the start.
+        conversation_id: the delegate's conversation.
     """
 
     kind: Literal["observation.delegate"] = "observation.delegate"
@@ -220,9 +219,9 @@ class AgentStateChangedObservation(Observation):
     """The agent's state has changed.
 
     Attributes:
-        reason: why, of an error; as OpenHands words it.
+        reason: the reason for an error, in OpenHands' words.
         code: the class of the error, lower_snake_case, or empty.
-        action_id: the action that a person is asked to confirm.
+        action_id: the action that awaits confirmation.
     """
 
     kind: Literal["observation.agent_state_changed"] = "observation.agent_state_changed"
@@ -237,12 +236,12 @@ class AgentStateChangedObservation(Observation):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         return f"Agent state: {self.agent_state}" + (f" ({self.reason})" if self.reason else "")
 
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
-        """See `Event.paragraphs`; the states of a run that goes well need no word."""
+        """See `Event.paragraphs`; the states of a normal run are not shown."""
         if self.agent_state is AgentState.ERROR:
             return (Paragraph(self.reason or "The agent stopped with an error.", "red", "! "),)
         if self.agent_state in (AgentState.RUNNING, AgentState.FINISHED, AgentState.REJECTED):
@@ -251,12 +250,12 @@ class AgentStateChangedObservation(Observation):
 
 
 class SurveyObservation(Observation):
-    """What a workspace tells agents.
+    """The instructions and skills found in a workspace.
 
     Attributes:
         content: a line for each file, see `broker.contract.skills`.
-        is_complete: the command came to its end.
-        scripts: those of the repository's own scripts that are there, see `broker.contract.skills`.
+        is_complete: the command ran to its end.
+        scripts: the repository's own scripts that exist, see `broker.contract.skills`.
     """
 
     kind: Literal["observation.survey"] = "observation.survey"
@@ -267,12 +266,12 @@ class SurveyObservation(Observation):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         return f"Found {counted(len(self.content.splitlines()), 'file')} with instructions"
 
 
 class MCPObservation(Observation):
-    """The answer of an MCP server's tool."""
+    """The result of an MCP server's tool."""
 
     kind: Literal["observation.mcp"] = "observation.mcp"
     name: str
@@ -281,10 +280,10 @@ class MCPObservation(Observation):
 
 
 class ToolCallObservation(Observation):
-    """The answer of a function or class that a tool worker offers.
+    """The result of a function or class that a tool worker offers.
 
     Attributes:
-        outputs: the answer as data, where it is more than a text.
+        outputs: the result as data, if it is more than a text.
     """
 
     kind: Literal["observation.call_tool"] = "observation.call_tool"
@@ -295,12 +294,12 @@ class ToolCallObservation(Observation):
 
 
 class EventsLostObservation(Observation):
-    """The store has lost events of this log; the content says so to people and to the model.
+    """The store has lost events of this log. The content reports it to users and to the model.
 
     Attributes:
-        last_id: where the log ended when that was noticed.
-        known_id: a lost event that somebody remembers; those before it, down to where the log ended, are lost too.
-        noticed_by: who remembers it.
+        last_id: the last event in the log when the loss was detected.
+        known_id: the latest lost event that a worker remembers. All events after `last_id` up to this one are lost.
+        noticed_by: the worker that remembers it.
     """
 
     kind: Literal["observation.events_lost"] = "observation.events_lost"
@@ -311,7 +310,7 @@ class EventsLostObservation(Observation):
 
 
 class OutcomeUnknownObservation(Observation):
-    """The worker that ran the action died, and nobody can say whether its effect took place."""
+    """The worker that ran the action died. Whether the action took effect is unknown."""
 
     kind: Literal["observation.outcome_unknown"] = "observation.outcome_unknown"
     is_problem: ClassVar[bool] = True

@@ -1,8 +1,8 @@
-"""Which models a controller worker offers, and which of them a conversation of a tenant may name.
+"""The models that a controller worker offers, and which of them a tenant's conversations may use.
 
-Holds: one judgement for the entrances, which know what workers report, and for the workers, which decide; a name that
-is refused is refused with the names that this tenant may use and with no others.
-Does not: hold an address, a key or a file.
+Holds: one rule for both the ingress, which reads the workers' reports, and the workers, which decide. An error lists
+only the models that this tenant may use.
+Does not: contain addresses, keys or files.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from broker.contract.policies import LoopPolicy
 from broker.runtime import UsageError
 
 SCRIPT_PREFIXES = ("scripted/", "replay/")
-"""Models that are files of the operator."""
+"""The prefixes of models that are files of the operator."""
 OFFERED_MODELS = "offered_models"
-"""What a worker says of itself holds its table under this name."""
+"""The field of a worker's report that holds its table."""
 PATTERN_END = "/*"
-"""How the name of an entry ends that stands for all models of a provider."""
+"""The suffix of an entry that stands for all models of a provider."""
 SHOWN_NAMES = 50
 SHOWN_CHARS = 100
 
 _REST = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._:@+-]*(/[A-Za-z0-9][A-Za-z0-9._:@+-]*)*\Z")
-"""What may stand for the `*` of a pattern: names and versions of models, nothing that a host or a query begins with."""
+"""Matches the text that `*` may stand for: names and versions of models, but no start of a host or a query."""
 MAX_NAME_CHARS = 300
 
 
 class ModelNotOffered(UsageError):
-    """A conversation names a model that its cluster does not offer to it."""
+    """A conversation requests a model that its cluster does not offer to it."""
 
     code = "model_not_offered"
 
 
 class OfferedModel(BaseModel):
-    """One entry.
+    """An entry of the table.
 
     Attributes:
-        name: as a conversation names it; one that ends with `/*` stands for all names that begin so.
-        tenants: whose conversations may name it; None: those of all.
+        name: the name that conversations use; a name that ends with `/*` matches all names with that prefix.
+        tenants: the tenants that may use it; None for all.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -51,11 +51,11 @@ class OfferedModel(BaseModel):
     tenants: tuple[str, ...] | None = None
 
     def is_for(self, tenant: str) -> bool:
-        """Return whether a tenant may use it; the empty name is that of conversations without one."""
+        """Return whether a tenant may use it; the empty name means conversations without a tenant."""
         return self.tenants is None or tenant in self.tenants
 
     def matches(self, name: str) -> bool:
-        """Return whether a conversation that says `name` means this entry."""
+        """Return whether this entry matches the name that a conversation requests."""
         if not self.name.endswith(PATTERN_END):
             return name == self.name
         beginning = self.name.removesuffix("*")
@@ -63,11 +63,11 @@ class OfferedModel(BaseModel):
 
 
 class ModelTable(BaseModel):
-    """What one controller worker offers.
+    """The models that one controller worker offers.
 
     Attributes:
-        has_scripts: a conversation may name scripts and recordings below the operator's directory.
-        is_open: a conversation may name anything: the cluster is private to the person who started it.
+        has_scripts: conversations may use scripts and recordings below the operator's directory.
+        is_open: conversations may use any model: the cluster is private to the user who started it.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -78,29 +78,29 @@ class ModelTable(BaseModel):
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Read what a worker reports; None if it cannot be read."""
+        """Parse a worker's report; None if it is invalid."""
         try:
             return cls.model_validate_json(text)
         except ValidationError:
             return None
 
     def offers(self, name: str, tenant: str) -> bool:
-        """Return whether a conversation of a tenant may name a model."""
+        """Return whether a tenant's conversations may use a model."""
         if self.is_open or (self.has_scripts and name.startswith(SCRIPT_PREFIXES)):
             return True
         return any(entry.is_for(tenant) and entry.matches(name) for entry in self.entries)
 
     def names(self, tenant: str | None) -> list[str]:
-        """Return what a conversation of a tenant may name, in the operator's order; None: of any tenant."""
+        """Return the models that a tenant's conversations may use, in the operator's order; None for all tenants."""
         names = [entry.name for entry in self.entries if tenant is None or entry.is_for(tenant)]
         return list(dict.fromkeys([*names, *(f"{prefix}FILE" for prefix in SCRIPT_PREFIXES if self.has_scripts)]))
 
 
 def check_offered(names: Iterable[str], tenant: str, tables: Iterable[ModelTable]) -> None:
-    """Refuse a model that none of the tables offers to a tenant.
+    """Check that one of the tables offers each model to a tenant.
 
     Raises:
-        ModelNotOffered: names those that the tenant may use.
+        ModelNotOffered: lists the models that the tenant may use.
     """
     known = list(tables)
     for name in names:
@@ -109,7 +109,7 @@ def check_offered(names: Iterable[str], tenant: str, tables: Iterable[ModelTable
 
 
 def not_offered(name: str, tenant: str, tables: Iterable[ModelTable]) -> ModelNotOffered:
-    """Return the error that says that a model is not offered to a tenant, with the list of those that are."""
+    """Return the error for a model that is not offered to a tenant, with the list of offered models."""
     offered = sorted({name for table in tables for name in table.names(tenant)})
     more = f" and {len(offered) - SHOWN_NAMES} more" if len(offered) > SHOWN_NAMES else ""
     return ModelNotOffered(
@@ -119,7 +119,7 @@ def not_offered(name: str, tenant: str, tables: Iterable[ModelTable]) -> ModelNo
 
 
 def named_models(spec: Any) -> Iterator[str]:
-    """Yield the name of every model that a specification names, in each of its parts."""
+    """Yield all model names in a specification, including nested ones."""
     if isinstance(spec, LLMSpec):
         if spec.model is not None:
             yield spec.model
@@ -138,6 +138,6 @@ def named_models(spec: Any) -> Iterator[str]:
 
 
 def _shown(name: str) -> str:
-    """Return a name that anybody may have chosen as an error may show it."""
+    """Render an untrusted name for an error message."""
     shown = ascii(name[:SHOWN_CHARS])
     return shown if len(name) <= SHOWN_CHARS else f"{shown[:-1]}…'"

@@ -1,4 +1,4 @@
-"""JSON values as the log can keep them: no lone surrogates, no NaN, no integers beyond 64 bits."""
+"""JSON values that the log can store: no lone surrogates, no NaN, no integers beyond 64 bits."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def replace_surrogates(value: Any) -> Any:
 
 
 def to_plain_json(value: Any, depth: int = 0) -> Any:
-    """Copy a value as the log can keep it: what is in memory is then what everybody reads later.
+    """Copy a value in the form that the log can store, so that the value in memory equals the stored one.
 
-    Lone surrogates become U+FFFD, numbers that are none (NaN, infinities) null, integers beyond 64 bits text, tuples
+    Lone surrogates become U+FFFD, NaN and infinities become null, integers beyond 64 bits become text, tuples become
     lists.
 
     Raises:
-        ValueError: it is not JSON, or nested more than a hundred deep.
+        ValueError: it is not JSON, or nested more than a hundred levels deep.
     """
     if isinstance(value, str):
         return replace_surrogates(value)

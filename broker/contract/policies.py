@@ -1,7 +1,7 @@
-"""What a conversation's policies say: when a person is asked before an action runs, and what is done about a loop.
+"""A conversation's policies: when a user must confirm an action, and the responses to loops.
 
-Holds: what is not known counts as dangerous unless the policy says otherwise. Every policy for loops ends: each loop
-since the last message of a person takes the next response, and after the last one comes `fail`.
+Holds: an unknown risk counts as dangerous unless the policy says otherwise. Every loop policy terminates: each loop
+since the user's last message takes the next response, and after the last response comes `fail`.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from broker.contract.plain_json import JsonObject
 
 STUCK_CODE = "stuck_in_loop"
-"""The code of the error in which a loop ends a conversation."""
+"""The error code of a conversation that a loop has ended."""
 BUILT_IN_MODES = ("never", "always", "risky")
 BUILT_IN_ANALYZERS = ("none", "llm", "shell", "ensemble")
 POLICIES, ANALYZERS = "deckhands.confirmation_policies", "deckhands.risk_analyzers"
-"""The groups of entry points that bring others."""
+"""The entry-point groups of plug-ins."""
 PLUGIN_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 MAX_SETTINGS_CHARS = 10_000
 
 
 class LoopResponse(StrEnum):
-    """What is done about an agent that repeats itself."""
+    """A response to an agent that repeats itself."""
 
     NUDGE = "nudge"
     """Tell the model that it repeats itself."""
     SWITCH_MODEL = "switch_model"
     """Tell the model, and continue with the policy's fallback model."""
     RESTART = "restart"
-    """Hide the loop from the model, and continue from before it."""
+    """Hide the loop from the model, and continue from before the loop."""
     PARK = "park"
-    """Pause until a person chooses how to continue."""
+    """Pause until a user chooses how to continue."""
     FAIL = "fail"
     """End in an error."""
 
@@ -43,13 +43,12 @@ class LoopPolicy(BaseModel):
     """Thresholds (OpenHands section 2; names and numbers of its SDK) and responses.
 
     Attributes:
-        responses: the first for the first loop since a person's last message, and so on; after the last of them,
-        `fail`.
+        responses: one for each loop since the user's last message, in order; after the last of them, `fail`.
         fallback_model: the model that `switch_model` continues with.
-        action_observation: this many equal actions with equal observations are a loop.
-        action_error: this many equal actions, each followed by an error.
-        monologue: this many equal messages of the agent with nothing observed in between.
-        alternating_pattern: this many actions and observations, each equal to the next but one.
+        action_observation: a loop is this many equal actions with equal observations.
+        action_error: a loop is this many equal actions, each followed by an error.
+        monologue: a loop is this many equal messages of the agent without an observation in between.
+        alternating_pattern: a loop is this many actions and observations, each equal to the next but one.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -64,24 +63,24 @@ class LoopPolicy(BaseModel):
     @model_validator(mode="after")
     def _check_fallback(self) -> LoopPolicy:
         if LoopResponse.SWITCH_MODEL in self.responses and not self.fallback_model:
-            raise ValueError("Name the fallback model that switch_model continues with.")
+            raise ValueError("The response switch_model requires a fallback_model.")
         return self
 
     @property
     def window(self) -> int:
-        """How many of the latest actions and observations a detector must know."""
+        """The number of the latest actions and observations that a detector needs."""
         return max(self.action_observation, self.action_error, self.monologue, self.alternating_pattern)
 
 
 class ConfirmationPolicy(BaseModel):
-    """Who is asked for what.
+    """The actions that need a user's confirmation.
 
     Attributes:
-        mode: `never`; `always`; `risky`: for what is at least as dangerous as the threshold; or the name of a plug-in.
-        threshold: for `risky`.
-        confirm_unknown: for `risky`: whether an action of unknown risk is asked for too.
-        analyzer: `llm`: the risk is what the model says; `shell`: what parsing the action says; `ensemble`: the
-            higher of the two; `none`: unknown; or the name of a plug-in.
+        mode: `never`, `always`, `risky` (if the risk reaches the threshold), or the name of a plug-in.
+        threshold: for `risky`: the lowest risk that needs a confirmation.
+        confirm_unknown: for `risky`: whether an unknown risk needs a confirmation.
+        analyzer: the source of the risk: `llm` (the model's estimate), `shell` (parsing the action), `ensemble` (the
+            higher of the two), `none` (unknown), or the name of a plug-in.
         settings: for plug-ins; no secrets.
     """
 
@@ -96,11 +95,11 @@ class ConfirmationPolicy(BaseModel):
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
         if self.settings is not None and len(json.dumps(self.settings)) > MAX_SETTINGS_CHARS:
-            raise ValueError(f"the settings of a policy may have {MAX_SETTINGS_CHARS} characters")
+            raise ValueError(f"the settings of a policy have more than {MAX_SETTINGS_CHARS} characters")
         return self
 
     @property
     def plugins(self) -> tuple[tuple[str, str], ...]:
-        """What is needed besides what is built in: the group of entry points, and the name in it."""
+        """The required plug-ins: their entry-point groups and names."""
         wanted = ((POLICIES, self.mode, BUILT_IN_MODES), (ANALYZERS, self.analyzer, BUILT_IN_ANALYZERS))
         return tuple((group, name) for group, name, built_in in wanted if name not in built_in)

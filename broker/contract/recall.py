@@ -1,4 +1,4 @@
-"""Recalls: what is known about a workspace or a message, and how a model reads it (OpenHands 3.2, 3.3, 7.4)."""
+"""Recalls: knowledge about a workspace or a message, and its text for the model (OpenHands 3.2, 3.3, 7.4)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from broker.contract.notes import Note, listed
 
 
 class RecallType(StrEnum):
-    """What a recall is for."""
+    """The trigger of a recall."""
 
     WORKSPACE_CONTEXT = "workspace_context"
     KNOWLEDGE = "knowledge"
 
 
 class RecallAction(Action):
-    """Look up what is known about the workspace or about a message."""
+    """Look up knowledge about the workspace or about a message."""
 
     kind: Literal["action.recall"] = "action.recall"
     is_decided: ClassVar[bool] = True
@@ -32,7 +32,7 @@ class RecallAction(Action):
 
 
 class MicroagentKnowledge(Part):
-    """A piece of knowledge and the word that called it up."""
+    """A piece of knowledge and the word that triggered it."""
 
     name: str
     trigger: str
@@ -40,11 +40,11 @@ class MicroagentKnowledge(Part):
 
 
 class RecallObservation(Observation):
-    """What a recall found.
+    """The result of a recall.
 
     Attributes:
-        notes: of earlier conversations.
-        unreadable_skills: the files of the workspace that are not skills though they should be, each with the reason.
+        notes: notes from earlier conversations.
+        unreadable_skills: skill files of the workspace that cannot be parsed, each with the reason.
     """
 
     kind: Literal["observation.recall"] = "observation.recall"
@@ -80,7 +80,7 @@ class RecallObservation(Observation):
 
 
 def recall_text(recall: RecallObservation) -> str:
-    """Return the text, one paragraph for each thing known."""
+    """Return the text for the model, with one paragraph for each item."""
     paragraphs = [*_workspace(recall), *_instructions(recall), *map(_skill, recall.microagent_knowledge)]
     return "\n".join([*paragraphs, *_unreadable(recall), *_notes(recall)])
 

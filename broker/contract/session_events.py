@@ -1,8 +1,8 @@
-"""Sessions beside the shell: cells of an IPython kernel (OpenHands 3.2, 3.3, 10.5), and turns of an ACP agent.
+"""Live sessions beside the shell: IPython cells (OpenHands 3.2, 3.3, 10.5) and turns of an ACP agent.
 
 An ACP agent is a program in the workspace's sandbox that speaks the Agent Client Protocol. Its turn is a chain of
-actions: the first one prompts it, each further one lets it continue, and each observation is one report of it, which
-ends with a finished tool call, a question, or the turn.
+actions: the first action sends the prompt, each further one lets the agent continue. Each observation is one report:
+it ends with a finished tool call, a permission request, or the end of the turn.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class IPythonRunCellAction(RiskyAction):
         """See `Action.from_call`."""
         return cls(
             code=required_text(arguments, "code", EXECUTE_IPYTHON_CELL.name),
-            # Differs: the original's tool has no such argument, and a long cell could not be run.
+            # Differs: the original's tool has no such argument, so a long cell could not be run.
             timeout=seconds_in(arguments, "timeout"),
             security_risk=risk_in(arguments),
         )
@@ -91,7 +91,7 @@ class IPythonRunCellObservation(Observation):
 
 
 class AcpDiff(Part):
-    """A change of a file, as the agent reports it; `old_text` is None for a new file."""
+    """A file change reported by the agent; `old_text` is None for a new file."""
 
     path: str
     old_text: str | None = None
@@ -99,20 +99,20 @@ class AcpDiff(Part):
 
     @property
     def shown(self) -> str:
-        """The lines that it takes out and puts in."""
+        """The removed and added lines."""
         removed = [f"- {line}" for line in (self.old_text or "").splitlines()]
         return "\n".join([self.path, *removed, *(f"+ {line}" for line in self.new_text.splitlines())])
 
 
 class AcpCall(Part):
-    """A tool call of an ACP agent. All of it is what the agent says: it has run the tool itself, in the sandbox.
+    """A tool call reported by an ACP agent. The agent has run the tool itself, in the sandbox.
 
     Attributes:
         tool_kind: `read`, `edit`, `delete`, `move`, `search`, `execute`, `think`, `fetch` or `other`.
         status: `pending`, `in_progress`, `completed` or `failed`.
-        arguments: what it passes to its tool; empty where it does not say.
+        arguments: the arguments of its tool; empty if not reported.
         text: the output.
-        paths: files that it concerns.
+        paths: the files involved.
     """
 
     title: str = ""
@@ -125,7 +125,7 @@ class AcpCall(Part):
 
     @property
     def command(self) -> str:
-        """The command line of a call that names one, else empty."""
+        """The command line of the call if it names one, else empty."""
         command = self.arguments.get("command")
         if isinstance(command, list):
             command = " ".join(map(str, command))
@@ -133,14 +133,14 @@ class AcpCall(Part):
 
     @property
     def shown(self) -> str:
-        """What it does, for people."""
+        """A description of the call for users."""
         title = self.title or self.tool_kind
         lines = [title, f"$ {self.command}" if self.command and self.command != title else ""]
         return "\n".join([*filter(None, lines), *(diff.shown for diff in self.diffs)])
 
 
 class AcpOption(Part):
-    """An answer that an ACP agent offers to its question; `option_kind` is `allow_once`, `reject_once` or another."""
+    """A possible answer to a permission request; `option_kind` is `allow_once`, `reject_once` or another."""
 
     id: str
     name: str = ""
@@ -148,10 +148,10 @@ class AcpOption(Part):
 
 
 class AcpPermission(Part):
-    """A question of an ACP agent: whether it may make a call.
+    """A permission request of an ACP agent.
 
     Attributes:
-        number: of the question, counted by the program that runs the agent.
+        number: the request's number, counted by the program that runs the agent.
     """
 
     number: int
@@ -159,21 +159,23 @@ class AcpPermission(Part):
     options: tuple[AcpOption, ...] = ()
 
     def option(self, *kinds: str) -> str:
-        """Return the id of the first option of these kinds, the kinds by preference; empty: there is none."""
+        """Return the id of the first option of the given kinds, in order of preference; empty if there is none."""
         found = [option.id for kind in kinds for option in self.options if option.option_kind == kind]
         return found[0] if found else ""
 
 
 class AcpTurnAction(RiskyAction):
-    """Prompt an ACP agent, or let it continue until its next report. Nobody is asked: what it wants to do it asks for.
+    """Prompt an ACP agent, or let it continue until its next report.
+
+    No confirmation is needed, because the agent requests permissions itself.
 
     Attributes:
         command: the command line that starts it.
-        prompt: what it is to do; empty: it continues with its turn.
-        session_id: the session that it is to continue; empty: a new one.
-        permission: the question that is answered, refused; 0: none.
-        option_id: with what; empty: it is cancelled.
-        timeout: seconds that it may be silent.
+        prompt: the prompt; empty to continue its turn.
+        session_id: the session to continue; empty for a new one.
+        permission: the permission request to refuse; 0 for none.
+        option_id: the option that refuses it; empty to cancel the request.
+        timeout: the longest silence in seconds.
     """
 
     kind: Literal["action.acp_turn"] = "action.acp_turn"
@@ -186,18 +188,18 @@ class AcpTurnAction(RiskyAction):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         return "Prompting the ACP agent" if self.prompt else "The ACP agent continues"
 
 
 class AcpPermissionAction(RiskyAction):
-    """Let an ACP agent make the call that it has asked about, and continue until its next report.
+    """Grant an ACP agent's permission request, and let the agent continue until its next report.
 
     Attributes:
-        call: what it has asked about.
-        refusal_id: the option with which it is refused; empty: the question is then cancelled.
+        call: the call to permit.
+        refusal_id: the option used if the user refuses; empty to cancel the request.
 
-    The others: see `AcpTurnAction`.
+    For the other fields, see `AcpTurnAction`.
     """
 
     kind: Literal["action.acp_permission"] = "action.acp_permission"
@@ -210,7 +212,7 @@ class AcpPermissionAction(RiskyAction):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
+        """A one-line summary for users."""
         return f"Allowing the ACP agent: {self.call.title or self.call.tool_kind}"
 
     @property
@@ -220,23 +222,23 @@ class AcpPermissionAction(RiskyAction):
 
 
 class AcpObservation(Observation):
-    """A report of an ACP agent: what it has said and done since the one before.
+    """A report of an ACP agent: its output since the previous report.
 
     Attributes:
-        content: what it has said.
-        state: `working`; `permission`: it asks; `ended`: its turn has ended; `lost`: its session cannot be continued;
-            `failed`: it has ended, hangs, or does not speak the protocol.
-        session_id: its session; empty where there is none that could be continued.
-        thoughts: what it has thought.
+        content: the agent's message.
+        state: `working`; `permission`: it requests a permission; `ended`: its turn has ended; `lost`: its session
+            cannot be continued; `failed`: it has exited, hangs, or violates the protocol.
+        session_id: its session; empty if there is none that can be continued.
+        thoughts: its thoughts.
         plan: its plan, if that has changed.
         call: a tool call that has ended.
-        stop_reason: why its turn has ended, in the words of the protocol.
-        code: of a failure, see `controller_worker.providers.errors`.
-        reason: of a failure or a loss, in words.
-        usage: tokens of the turn that has ended, as the agent counts them.
-        cost_usd: what the session has cost so far, as the agent counts it; None: it does not say.
+        stop_reason: the protocol's stop reason of the turn.
+        code: the class of a failure, see `controller_worker.providers.errors`.
+        reason: a description of a failure or a loss.
+        usage: tokens of the turn that has ended, as counted by the agent.
+        cost_usd: the session's cost so far, as counted by the agent; None if not reported.
         agent: its name and version.
-        ignored: how much of what it said could not be understood.
+        ignored: the number of its messages that could not be parsed.
     """
 
     kind: Literal["observation.acp"] = "observation.acp"
@@ -257,9 +259,9 @@ class AcpObservation(Observation):
 
     @property
     def sentence(self) -> str:
-        """One line for a person."""
-        what = f": {self.call.title}" if self.call is not None else f": {self.reason}" if self.reason else ""
-        return f"The ACP agent reports ({self.state}){what}"
+        """A one-line summary for users."""
+        subject = self.call.title if self.call is not None else self.reason
+        return f"The ACP agent reports ({self.state})" + (f": {subject}" if subject else "")
 
     @property
     def agent_text(self) -> str:
@@ -269,7 +271,7 @@ class AcpObservation(Observation):
 
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
-        """See `Event.paragraphs`; what it has said is a separate message."""
+        """See `Event.paragraphs`; the agent's message is a separate event."""
         shown = [Paragraph(self.thoughts, "dim")]
         if self.call is not None:
             failed = "failed" if self.call.status == "failed" else ""

@@ -1,12 +1,12 @@
-"""Skills: Markdown files that tell an agent what to know, always or when a word is mentioned (OpenHands 9.7).
+"""Skills: Markdown files with instructions for an agent, shown always or once a word is mentioned (OpenHands 9.7).
 
-A file is text behind optional front matter in YAML: `name`, `triggers` (words), `inputs` (of a task). Without triggers
-and inputs it always counts. `AGENTS.md`, `.cursorrules` and `.openhands_instructions` are such files too.
+A file is text after optional YAML front matter: `name`, `triggers` (words), `inputs` (of a task). A skill without
+triggers and inputs is always shown. `AGENTS.md`, `.cursorrules` and `.openhands_instructions` are such files too.
 
-Holds: a file that cannot be read as a skill is left out, and named with the reason; what is read costs no more than its
+Holds: an invalid skill file is left out and reported with the reason. The cost of reading a file is linear in its
 length, see `broker.contract.front_matter`.
-Differs: one bad file spoils no other, because the original then loads none; the front matter may name a skill, and a
-second file of a folder with that name is named by its path, as all are in the original.
+Differs: an invalid file does not affect others; the original then loads none. The front matter may name a skill; if
+another file of the folder has that name, the file is named by its path, as all are in the original.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ from broker.contract.plain_json import replace_surrogates
 from broker.contract.specs import Skill
 
 SKILL_FOLDERS = (".openhands/microagents", ".openhands/skills")
-"""Beneath a workspace and beneath a person's home; a skill of the later folder takes the place of its namesake."""
+"""Below a workspace and a user's home directory. A skill of a later folder replaces one of the same name."""
 INSTRUCTION_FILES = {
     "agents.md": "agents",
     "agent.md": "agents",
     ".cursorrules": "cursorrules",
     ".openhands_instructions": "repo_legacy",
 }
-"""Files in the top folder of a workspace, in small letters, and the name of the skill that each is."""
+"""Files in the top folder of a workspace, in lower case, and the skill name of each."""
 FILE_MARK = "deckhands-skill:"
-"""Begins a line of a survey: the path of a file and its text follow in base64."""
+"""The prefix of a survey line that holds the path of a file and its text in base64."""
 SETUP_SCRIPT, HOOK_SCRIPT = ".openhands/setup.sh", ".openhands/pre-commit.sh"
-"""What a repository has run before an agent's first step, and before each commit (OpenHands 10.1)."""
+"""Scripts of a repository that run before an agent's first step and before each commit (OpenHands 10.1)."""
 SCRIPT_MARK = "deckhands-script:"
-"""Begins a line of a survey that names one of them."""
+"""The prefix of a survey line that names one of these scripts."""
 MAX_SKILL_BYTES = 64 * 1024
 MAX_SKILLS = 200
 MAX_TRIGGERS = 100
 MAX_UNREADABLE = 20
-"""Files that are named because they are not skills."""
+"""How many invalid skill files are reported."""
 MAX_SHOWN_PATH_CHARS = 200
 MAX_PERSONAL_CHARS = 16_000
-"""A person's skills travel in a conversation's first event, which has to stay whole."""
+"""The limit for a user's own skills, because they are part of a conversation's first event, which is never
+shortened."""
 ASK_FOR_INPUTS = "\n\nIf the person did not provide any of these variables, ask for them before you begin: {names}."
 
 _log = logging.getLogger(__name__)
@@ -51,11 +52,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SkillFiles:
-    """What files say to agents.
+    """The skills found in files.
 
     Attributes:
-        skills: in the order of the files; of namesakes in two folders the latest.
-        unreadable: for each file that is not a skill, though it should be one, its path and the reason.
+        skills: in the order of the files. If two folders have a skill of the same name, the later one.
+        unreadable: the path and the error of each invalid skill file.
     """
 
     skills: tuple[Skill, ...] = ()
@@ -66,18 +67,18 @@ NO_SKILLS = SkillFiles()
 
 
 class SkillReader:
-    """Reads skills from the files of a workspace or a home, one at a time."""
+    """Collects skills from the files of a workspace or a home directory, one at a time."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[str, Skill]] = {}
         self._unreadable: list[str] = []
 
     def add(self, path: str, text: str) -> None:
-        """Read a file, by its path in the workspace or the home; one that is meant as no skill is passed over."""
+        """Read a file, given its path in the workspace or home directory. Files that are not skills are ignored."""
         name = _name_of(path)
         if name is None or not text.strip():
             return
-        folder = _folder_of(path)
+        folder = next((folder for folder in SKILL_FOLDERS if path.startswith(folder + "/")), "")
         taken = [taken for taken, (other, _) in self._found.items() if other == folder]
         try:
             skill = skill_of(name, text, path=path, taken=taken)
@@ -88,7 +89,7 @@ class SkillReader:
         self._found[skill.name] = (folder, skill)
 
     def read(self) -> SkillFiles:
-        """Return what has been found so far."""
+        """Return the skills found so far."""
         left = len(self._unreadable) - MAX_UNREADABLE
         more = [f"and {left} more files"] if left > 0 else []
         return SkillFiles(
@@ -100,12 +101,12 @@ def skill_of(name: str, text: str, *, path: str = "", taken: Container[str] = ()
     """Read a skill.
 
     Args:
-        name: used if the file does not name the skill.
-        path: used if both names are taken.
-        taken: by other files of its folder.
+        name: the name if the file does not give one.
+        path: the name if both names are taken.
+        taken: names used by other files of the same folder.
 
     Raises:
-        ValueError: the front matter is not YAML, or its fields are wrong.
+        ValueError: the front matter is not YAML, or its fields are invalid.
     """
     head, content = _split(text)
     given = head.get("name")
@@ -121,7 +122,7 @@ def skill_of(name: str, text: str, *, path: str = "", taken: Container[str] = ()
 
 
 def skills_of(files: Iterable[tuple[str, str]]) -> SkillFiles:
-    """Read skills from files: pairs of a path and a text, see `SkillReader`."""
+    """Read skills from pairs of a path and a text, see `SkillReader`."""
     reader = SkillReader()
     for path, text in files:
         reader.add(path, text)
@@ -129,7 +130,7 @@ def skills_of(files: Iterable[tuple[str, str]]) -> SkillFiles:
 
 
 def skills_in(home: Path) -> tuple[Skill, ...]:
-    """Return the skills of a person beneath `home`; what exceeds `MAX_PERSONAL_CHARS` is left out with a warning."""
+    """Return a user's own skills below `home`. Skills beyond `MAX_PERSONAL_CHARS` are left out with a warning."""
     files: list[tuple[str, str]] = []
     for folder in SKILL_FOLDERS:
         try:
@@ -152,7 +153,7 @@ def skills_in(home: Path) -> tuple[Skill, ...]:
     for skill in read.skills:
         if sum(len(other.content) for other in (*found, skill)) > MAX_PERSONAL_CHARS:
             _log.warning(
-                "The skill %s is left out: together they have more than %d characters", skill.name, MAX_PERSONAL_CHARS
+                "The skill %s is left out: all skills together exceed %d characters", skill.name, MAX_PERSONAL_CHARS
             )
             continue
         found.append(skill)
@@ -160,10 +161,10 @@ def skills_in(home: Path) -> tuple[Skill, ...]:
 
 
 def trigger_in(words: Iterable[str], text: str) -> str:
-    """Return the first of these words that a text contains, in any case; empty if it contains none.
+    """Return the first of these words that a text contains, ignoring case; empty if there is none.
 
     Args:
-        text: in small letters.
+        text: in lower case.
     """
     return next((word for word in words if word.lower() in text), "")
 
@@ -177,12 +178,8 @@ def _name_of(path: str) -> str | None:
     return INSTRUCTION_FILES.get(path.lower())
 
 
-def _folder_of(path: str) -> str:
-    return next((folder for folder in SKILL_FOLDERS if path.startswith(folder + "/")), "")
-
-
 def _split(text: str) -> tuple[dict[str, Any], str]:
-    """Return front matter and the text behind it."""
+    """Split a file into front matter and text."""
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     if not text.startswith("---\n"):
         return {}, text
@@ -206,6 +203,6 @@ def _words(value: Any) -> tuple[str, ...]:
 
 
 def _shown(path: str) -> str:
-    """Return a path that somebody else has chosen, in one line that cannot be taken for another."""
+    """Render an untrusted path on one line, so that it cannot imitate another path."""
     path = replace_surrogates(path)[:MAX_SHOWN_PATH_CHARS]
     return path if path.isprintable() else repr(path)

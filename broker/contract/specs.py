@@ -1,12 +1,13 @@
-"""What a conversation is, as data: its agent, its model, its workspace, its limits.
+"""The specification of a conversation: its agent, model, workspace and limits.
 
-Holds: frozen values that anybody may keep, compare and send; what cannot work is refused when it is written down.
-Does not: hold an address or a key; those are the workers'.
+Holds: the values are frozen; any process may keep, compare and send them. Invalid values are rejected on construction.
+Does not: contain addresses or keys; those belong to the workers.
 """
 
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -20,24 +21,25 @@ from broker.contract.tool_specs import MAX_SCHEMA_CHARS, OF_OBJECTS, ToolOffer
 from broker.contract.workspace_sources import WorkspaceSource
 
 NAME_PATTERN = r"^[A-Za-z0-9_.-]{0,64}$"
-"""Of tenants, experiments, users and projects."""
+"""The pattern of names of tenants, experiments, users and projects."""
 LABEL_PATTERN = r"^[A-Za-z0-9_.-]{1,64}$"
-"""Of what an operator says of a node."""
+"""The pattern of an operator's label of a node."""
 MAX_LABELS = 16
 MAX_NEED = 2**53
 
 ACP_AGENT, ACP_PREFIX = "AcpAgent", "acp:"
-"""The agent that is a program in the sandbox, and how it is named together with its command."""
+"""The agent that is a program in the sandbox, and the prefix that names it together with its command."""
 
 PriorityName = Literal["interactive", "normal", "batch"]
-"""What goes first where something is scarce."""
+"""The priority for scarce resources."""
 
 
 class Skill(Part):
     """Instructions for an agent. See `broker.contract.skills` for skills as files.
 
     Attributes:
-        triggers: the agent reads the skill once a message contains one of these words; empty: always, from the start.
+        triggers: the agent reads the skill once a message contains one of these words; if empty, always, from the
+            start.
     """
 
     name: str = Field(min_length=1)
@@ -46,11 +48,11 @@ class Skill(Part):
 
 
 class CriticSpec(Part):
-    """A model that decides whether a finish counts.
+    """A model that accepts or refuses a finish.
 
     Attributes:
-        llm: None means the conversation's own model.
-        instructions: what it is to look at, besides the task.
+        llm: the model; None for the conversation's own.
+        instructions: criteria in addition to the task.
     """
 
     llm: LLMSpec | None = None
@@ -58,13 +60,13 @@ class CriticSpec(Part):
 
 
 class GoalSpec(Part):
-    """When an agent's finish counts: when the check accepts it, and then the critic.
+    """The conditions for an agent's finish: the check must accept it, then the critic.
 
     Attributes:
-        check: a command in the workspace; exit code 0 accepts the finish, anything else refuses it.
-        critic: who is asked when the check has accepted.
-        max_refusals: how often a finish may be refused; the next one that fails ends the conversation in an error.
-        timeout_seconds: how long the check may take.
+        check: a command in the workspace. Exit code 0 accepts the finish, any other refuses it.
+        critic: the critic that is asked after the check has accepted.
+        max_refusals: how often a finish may be refused. The next failure ends the conversation in an error.
+        timeout_seconds: the time limit of the check.
     """
 
     check: str | None = Field(default=None, min_length=1)
@@ -80,11 +82,11 @@ class GoalSpec(Part):
 
 
 class OutputSpec(Part):
-    """The structured output that an agent returns when it finishes, besides its words.
+    """The structured output that an agent returns when it finishes, in addition to its message.
 
     Attributes:
-        json_schema: of the object; see `broker.tools.output_schema` for what it may be.
-        max_corrections: how often its output may not fit the schema; the next time is an error.
+        json_schema: the schema of the output object; see `broker.tools.output_schema` for the supported subset.
+        max_corrections: how often the output may violate the schema. The next violation is an error.
     """
 
     json_schema: dict[str, Any] = Field(json_schema_extra=OF_OBJECTS)
@@ -94,19 +96,19 @@ class OutputSpec(Part):
     @classmethod
     def _check_schema(cls, schema: dict[str, Any]) -> dict[str, Any]:
         if len(json.dumps(schema)) > MAX_SCHEMA_CHARS:
-            raise ValueError(f"a schema may have {MAX_SCHEMA_CHARS} characters")
+            raise ValueError(f"the schema has more than {MAX_SCHEMA_CHARS} characters")
         if schema.get("type") != "object":
             raise ValueError("the schema of the output must be of the type object")
         return schema
 
 
 class PlanSpec(Part):
-    """What happens to a planning agent's plan.
+    """The execution of a planning agent's plan.
 
     Attributes:
-        executor: the agent that carries it out.
-        llm: that agent's model; None: the same.
-        needs_approval: whether a person has to confirm the plan first.
+        executor: the agent that executes the plan.
+        llm: that agent's model; None for the same model.
+        needs_approval: whether a user must approve the plan first.
     """
 
     executor: str = "CodeActAgent"
@@ -115,11 +117,11 @@ class PlanSpec(Part):
 
 
 class MemorySpec(Part):
-    """Which notebook an agent writes to and recalls from, at its tenant; see `broker.contract.notes`.
+    """The notebook that an agent writes to and recalls from, within its tenant; see `broker.contract.notes`.
 
     Attributes:
-        user: whose; empty for everybody.
-        project: of which work; empty for none in particular.
+        user: the user that the notes belong to; empty to share them among all users.
+        project: the project that the notes belong to; empty for none.
     """
 
     user: str = Field(default="", pattern=NAME_PATTERN)
@@ -127,12 +129,13 @@ class MemorySpec(Part):
 
 
 class SdkSpec(Part):
-    """How an SDK agent runs: one whose loop is the Claude Agent SDK.
+    """Options of an SDK agent: an agent whose loop is the Claude Agent SDK.
 
     Attributes:
-        fallback_to_legacy: where the SDK cannot run, the legacy agent behind it continues the conversation; otherwise
-            the conversation ends in an error that a person may resume.
-        timeout_seconds: how long the SDK's program may take to ask or to end once it has all that it waits for.
+        fallback_to_legacy: if the SDK cannot run, its legacy agent continues the conversation; otherwise the
+            conversation ends in an error, and a user may resume it.
+        timeout_seconds: how long the SDK's program may take to send a request or to exit once all its requests are
+            answered.
     """
 
     fallback_to_legacy: bool = True
@@ -140,10 +143,10 @@ class SdkSpec(Part):
 
 
 class AcpSpec(Part):
-    """Which program an `AcpAgent` is: one that speaks the Agent Client Protocol on its standard streams.
+    """The program of an `AcpAgent`. It speaks the Agent Client Protocol on its standard streams.
 
     Attributes:
-        command: a command line for bash, run in the sandbox of the workspace; secrets that it names are in its
+        command: a command line for bash, run in the sandbox of the workspace. Secrets that it names are in its
             environment.
         timeout_seconds: how long the program may be silent while it works.
     """
@@ -153,42 +156,42 @@ class AcpSpec(Part):
 
 
 class AgentSpec(Part):
-    """An agent as data: its registered name, its model and its options.
+    """An agent: its registered name, its model and its options.
 
     Attributes:
-        name: of an agent that the controller workers know; `acp:COMMAND` stands for `AcpAgent` with that command.
+        name: an agent that the controller workers have registered; `acp:COMMAND` means `AcpAgent` with that command.
         enable_cmd: offer the model `execute_bash`.
         enable_editor: offer the model `str_replace_editor`.
         enable_think: offer the model `think`.
         enable_finish: offer the model `finish`.
         enable_plan_mode: offer the model `task_tracker`.
-        enable_jupyter: offer the model `execute_ipython_cell`; the tool workers have to serve the pool `ipython`.
-        enable_stuck_detection: look for loops.
-        loop_policy: what is done about a loop.
-        confirmation: which actions a person has to confirm.
-        tool_concurrency: how many calls of one reply may run at once.
-        system_prompt_suffix: text behind the system prompt.
-        condenser: how a long history is shortened for the model.
-        enable_history_truncation: when a prompt does not fit the model, condense and continue; otherwise fail.
-        enable_condensation_request: offer the model a tool that asks for a condensation.
-        skills: the skills that it has in addition to those of its workspace.
-        enable_workspace_skills: read AGENTS.md and similar files from a workspace that existed before.
-        enable_prompt_extensions: show the model what recalls find.
+        enable_jupyter: offer the model `execute_ipython_cell`; the tool workers must serve the pool `ipython`.
+        enable_stuck_detection: detect loops.
+        loop_policy: the responses to a loop.
+        confirmation: the actions that a user must confirm.
+        tool_concurrency: how many tool calls of one reply may run at once.
+        system_prompt_suffix: text appended to the system prompt.
+        condenser: how a long history is condensed for the model.
+        enable_history_truncation: if a prompt does not fit the model, condense and continue; otherwise fail.
+        enable_condensation_request: offer the model a tool that requests a condensation.
+        skills: skills in addition to those of the workspace.
+        enable_workspace_skills: read AGENTS.md and similar files from an existing workspace.
+        enable_prompt_extensions: show the model the results of recalls.
         disabled_microagents: names of skills that the model does not read.
-        goal: what decides whether a finish counts; None: the agent.
-        output: the structured output that it returns when it finishes; None: words only.
-        plan: of a planning agent; None: as `PlanSpec` has it.
-        memory: where it keeps notes for later conversations; None: it keeps none.
+        goal: the conditions for a finish; None: the agent decides.
+        output: the structured output that it returns when it finishes; None for a message only.
+        plan: options of a planning agent; None for the defaults of `PlanSpec`.
+        memory: the notebook for later conversations; None for none.
         enable_patch: offer the model `apply_patch`, which some models were trained on.
         enable_search: offer the model `grep` and `glob`.
-        enable_browsing: offer the model a browser; the tool workers have to serve the pool `browser`.
-        enable_som_visual_browsing: show pages to models that see, with a mark at each element.
-        enable_browsing_delegate: offer the model a tool that hands tasks to BrowsingAgent; same pool.
-        enable_delegation: offer the model a tool that hands tasks to other agents.
-        delegates: what those agents are, by name; an agent that is not named here is this one under that name.
-        tools: what it may use besides its own tools, as it was offered when the conversation began.
-        sdk: of an SDK agent; None: as `SdkSpec` has it.
-        acp: of an `AcpAgent`, which needs it.
+        enable_browsing: offer the model a browser; the tool workers must serve the pool `browser`.
+        enable_som_visual_browsing: show screenshots with a mark at each element to models that accept images.
+        enable_browsing_delegate: offer the model a tool that delegates tasks to BrowsingAgent; same pool.
+        enable_delegation: offer the model a tool that delegates tasks to other agents.
+        delegates: specifications of those agents by name; an unlisted name means this specification under that name.
+        tools: additional tools, as offered when the conversation was created.
+        sdk: options of an SDK agent; None for the defaults of `SdkSpec`.
+        acp: the program of an `AcpAgent`; required for it.
     """
 
     name: str = "CodeActAgent"
@@ -244,22 +247,22 @@ class AgentSpec(Part):
 
 
 AGENTS_WITHOUT_MODEL = frozenset({"CheckAgent", "DummyAgent", ACP_AGENT})
-"""Who decides without asking one."""
+"""Agents that decide without a model."""
 
 
 def asks_model(agent: str) -> bool:
-    """Say whether an agent, as it is named where a task is given, needs a model of ours."""
+    """Return whether an agent calls a model of ours. The name is in the form used in tasks."""
     return agent not in AGENTS_WITHOUT_MODEL and not agent.startswith(ACP_PREFIX)
 
 
 class WorkspaceNeeds(Part):
-    """What a node has to offer to a workspace. None means no need.
+    """Requirements of a workspace on its node. None means no requirement.
 
     Attributes:
-        labels: what the operator of the node says of it, such as `gpu`; see DECKHANDS_LABELS.
-        memory_bytes: that its programs together may use.
-        disk_bytes: that it may hold.
-        cpus: that it may keep busy.
+        labels: labels that the node's operator has set, such as `gpu`; see DECKHANDS_LABELS.
+        memory_bytes: memory available to all its programs together.
+        disk_bytes: disk space available to it.
+        cpus: CPU cores available to it.
     """
 
     labels: tuple[Annotated[str, Field(pattern=LABEL_PATTERN)], ...] = Field(default=(), max_length=MAX_LABELS)
@@ -269,17 +272,17 @@ class WorkspaceNeeds(Part):
 
 
 class WorkspaceSpec(Part):
-    """Where a conversation's tools work.
+    """The workspace of a conversation's tools.
 
     Attributes:
-        path: an existing directory on the tool worker's node; None makes an empty one.
-        sandbox: `auto` (what the node demands), `bwrap`, `docker` or `none`.
-        image: of the container, for the sandbox `docker`; the node's first if empty.
+        path: an existing directory on the tool worker's node; None creates an empty one.
+        sandbox: `auto` (as the node requires), `bwrap`, `docker` or `none`.
+        image: the container image for the sandbox `docker`; empty for the node's first.
         network: whether commands may reach the network.
-        allow: the hosts that they may reach although they have no network, by a proxy; see `allowed_hosts`.
+        allow: hosts that commands may reach through a proxy without network access; see `allowed_hosts`.
         pool: the action stream of the tool workers that may take the conversation.
-        source: what is put into it before anything else happens; None: nothing.
-        needs: what the node has to offer besides the sandbox and the image; None: nothing.
+        source: the initial content; None for none.
+        needs: requirements on the node besides the sandbox and the image; None for none.
     """
 
     path: str | None = None
@@ -294,7 +297,7 @@ class WorkspaceSpec(Part):
     @model_validator(mode="after")
     def _check_source(self) -> Self:
         if self.path is not None and self.source is not None:
-            raise ValueError("a directory that exists is used as it is, not filled from a source")
+            raise ValueError("give either path or source: an existing directory is not filled from a source")
         return self
 
     @field_validator("allow")
@@ -306,19 +309,32 @@ class WorkspaceSpec(Part):
     @model_validator(mode="after")
     def _is_given_one_way(self) -> Self:
         if self.network and self.allow:
-            raise ValueError("with the whole network there is nothing to allow: give either")
+            raise ValueError("give either network or allow: with full network access, allow has no effect")
         if self.image and self.sandbox != "docker":
-            raise ValueError("an image is for the sandbox docker")
+            raise ValueError("an image requires the sandbox docker")
         return self
 
 
+class Priority(StrEnum):
+    """Priorities for scarce resources: ready conversations, steps, actions, model calls. The highest comes first."""
+
+    INTERACTIVE = "interactive"
+    NORMAL = "normal"
+    BATCH = "batch"
+
+    @property
+    def rank(self) -> int:
+        """The number that the store's functions use; 0 is the highest priority."""
+        return tuple(Priority).index(self)
+
+
 class Tenancy(Part):
-    """Who a conversation is for: whose budget pays for it, and who goes first where something is scarce.
+    """The tenant and priority of a conversation: the budget that pays for it, and its turn for scarce resources.
 
     Attributes:
-        tenant: empty for nobody in particular.
-        experiment: one piece of the tenant's work, with its own budget; empty for none.
-        priority: None: interactive if a person is there, else batch.
+        tenant: empty for none.
+        experiment: a part of the tenant's work with its own budget; empty for none.
+        priority: None: interactive if a user is present, else batch.
     """
 
     tenant: str = Field(default="", pattern=NAME_PATTERN)
@@ -326,13 +342,20 @@ class Tenancy(Part):
     priority: PriorityName | None = None
 
 
+def priority_of(tenancy: Tenancy | None, *, is_headless: bool) -> Priority:
+    """Return a conversation's priority: the requested one, else interactive or batch by whether a user is present."""
+    if tenancy is not None and tenancy.priority is not None:
+        return Priority(tenancy.priority)
+    return Priority.BATCH if is_headless else Priority.INTERACTIVE
+
+
 class Limits(Part):
-    """What a conversation may use up. None means no limit.
+    """The limits of a conversation. None means no limit.
 
     Attributes:
-        max_tokens: of all model calls, in and out.
-        max_seconds: how long it may work, counted from its start or from when a person continued it.
-        max_delegate_level: how deep delegates of delegates may go; 0: none at all.
+        max_tokens: prompt and completion tokens of all model calls.
+        max_seconds: working time since its start or since a user continued it.
+        max_delegate_level: the deepest level of nested delegates; 0 for none at all.
     """
 
     max_iterations: int = Field(default=500, ge=1)
@@ -344,6 +367,6 @@ class Limits(Part):
     @field_validator("*", mode="before")
     @classmethod
     def _is_no_flag(cls, value: object) -> object:
-        if isinstance(value, bool):  # Python counts with them
+        if isinstance(value, bool):  # Python counts booleans as integers
             raise ValueError(f"{str(value).lower()} is not a number")  # noqa: TRY004  (Pydantic reports it)
         return value

@@ -1,7 +1,7 @@
-"""What an agent plans: its task list (OpenHands 3.2, 9.1, 10.1), and a plan to be accepted before anything is done.
+"""An agent's task list (OpenHands 3.2, 9.1, 10.1), and plans that must be accepted before work starts.
 
-Holds: the list is the latest plan in the log, so it is the same after every takeover, in a replay and in a fork.
-Differs: no file is written. The original keeps the list in `TASKS.md` beside its log, and loses it with that file.
+Holds: the list is the latest plan in the log, so it is identical after a takeover, in a replay and in a fork.
+Differs: no file is written. The original keeps the list in `TASKS.md` beside its log and loses it with that file.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ LooseText = Annotated[str, BeforeValidator(loose_text)]
 
 
 class TaskItem(Part):
-    """One entry of the agent's task list, as loosely typed as the original takes it.
+    """An item of the agent's task list, with the original's loose types.
 
     Attributes:
-        status: `todo`, `in_progress`, `done` or the model's own word, which is shown like `todo`.
+        status: `todo`, `in_progress`, `done` or another word of the model, which is shown like `todo`.
     """
 
     id: LooseText
@@ -90,7 +90,7 @@ class TaskItem(Part):
 
     @property
     def icon(self) -> str:
-        """What stands before it in a list."""
+        """The icon before the item in a list."""
         return STATUS_ICONS.get(self.status, STATUS_ICONS["todo"])
 
 
@@ -123,7 +123,7 @@ class TaskTrackingAction(Action):
 
     @classmethod
     def from_call(cls, arguments: Mapping[str, Any]) -> Action:
-        """See `Action.from_call`; what an item leaves out has the original's default."""
+        """See `Action.from_call`; missing fields of an item get the original's defaults."""
         command = required_text(arguments, "command", TASK_TRACKER.name)
         if command not in ("view", "plan"):
             raise ToolCallError(f"Unknown command {command[:100]!r} in tool call task_tracker. Use `view` or `plan`.")
@@ -148,7 +148,7 @@ class TaskTrackingAction(Action):
 
 
 def shown(items: Sequence[TaskItem]) -> str:
-    """Return a list as the model reads it."""
+    """Return a task list as text for the model."""
     lines = [f"{n}. {item.icon} {item.title}\n{item.notes}\n" for n, item in enumerate(items, 1)]
     return "# Task List\n\n" + "".join(lines)
 
@@ -161,7 +161,7 @@ def _item(given: Mapping[str, Any], number: int) -> TaskItem:
 
 
 class PlanAction(RiskyAction):
-    """Propose a plan. No tool worker runs it: once a person has confirmed it, or nobody has to, it is accepted.
+    """Propose a plan. No tool worker runs it; it is accepted at once or when a user confirms it.
 
     Attributes:
         plan: Markdown.
@@ -175,12 +175,12 @@ class PlanAction(RiskyAction):
 
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
-        """See `Event.paragraphs`; a plan is shown whole, because a person is asked about it."""
+        """See `Event.paragraphs`; a plan is shown whole, because a user must decide on it."""
         return (Paragraph(self.thought), Paragraph(self.sentence, max_lines=MAX_SHOWN_LINES))
 
 
 class PlanAcceptedObservation(Observation):
-    """A plan is accepted: the agent that carries it out takes over the conversation."""
+    """A plan was accepted; the executing agent takes over the conversation."""
 
     kind: Literal["observation.plan_accepted"] = "observation.plan_accepted"
     is_decided: ClassVar[bool] = True

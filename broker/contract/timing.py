@@ -1,7 +1,7 @@
-"""When a conversation may begin, and what a message does that comes while its agent works.
+"""The start time of a conversation, and the policies for messages that arrive while its agent works.
 
-Holds: a time of day is turned into a duration once, when the conversation is submitted; from then on the store counts,
-so no clock makes a conversation begin too early or too late.
+Holds: a time of day is converted to a duration once, on submission. From then on only the store counts, so a wrong
+clock cannot start a conversation too early or too late.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, AwareDatetime, Field
 
 MAX_SECONDS = 10 * 366 * 86_400.0
-"""Ten years; whatever is to happen later is a mistake."""
+"""Ten years; anything later is assumed to be a mistake."""
 
 DoubleTexting = Literal["enqueue", "reject", "interrupt", "rollback"]
-"""What a message does that comes while the agent works: it is read with the next step; it is refused; it stops what
-runs; it takes back what the agent works on as well."""
+"""The effect of a message that arrives while the agent works: it waits for the next step, it is rejected, it stops
+running work, or it also rolls back the agent's current work."""
 MessagePolicy = Literal["enqueue", "reject", "interrupt"]
-"""What one message may ask for itself. To take back is for conversations that were submitted for it: their owner has to
-remember what was before."""
+"""The policies that a single message may request. A rollback must be enabled when the conversation is created, because
+its owner must keep the earlier state."""
 
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
 
@@ -32,16 +32,16 @@ def _in_range(moment: datetime) -> datetime:
 
 
 Moment = Annotated[AwareDatetime, AfterValidator(_in_range)]
-"""A time with its zone."""
+"""A time with a time zone, between 1971 and 2199."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """When a conversation may begin, counted from now.
+    """The start window of a conversation, relative to now.
 
     Attributes:
-        delay_seconds: how long it waits; None: not at all.
-        limit_seconds: within how many seconds it has to begin; None: whenever it can.
+        delay_seconds: the delay before it may start; None for no delay.
+        limit_seconds: the time within which it must start; None for no limit.
     """
 
     delay_seconds: float | None = None
@@ -50,12 +50,12 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When a conversation may begin, as somebody asked for it.
+    """The start window of a conversation, as requested.
 
     Attributes:
-        not_before: not earlier than this.
-        delay_seconds: not earlier than so long after it was submitted.
-        expires: if it has not begun by then, or this many seconds after it was submitted, it never does.
+        not_before: the earliest start time.
+        delay_seconds: the shortest delay after the submission.
+        expires: a time, or seconds after the submission. If the conversation has not started by then, it never does.
     """
 
     not_before: datetime | None = None
@@ -63,25 +63,25 @@ class Timing:
     expires: datetime | float | None = None
 
     def begins(self, now: datetime) -> datetime | None:
-        """Return when it may begin, the later of both; None: at once."""
+        """Return the earliest start: the later of both fields; None to start at once."""
         due = [] if self.not_before is None else [self.not_before]
         if self.delay_seconds is not None:
             due.append(now + timedelta(seconds=self.delay_seconds))
         return max(due, default=None)
 
     def ends(self, now: datetime) -> datetime | None:
-        """Return by when it has to have begun; None: whenever it can."""
+        """Return the latest start; None for no limit."""
         if self.expires is None or isinstance(self.expires, datetime):
             return self.expires
         return now + timedelta(seconds=self.expires)
 
     def start(self, now: datetime) -> Start | None:
-        """Return it as durations; None: it begins as soon as it can."""
+        """Return the start window as durations; None to start as soon as possible."""
         delay, limit = _left(self.begins(now), now), _left(self.ends(now), now)
         return Start(delay or None, limit) if delay or limit is not None else None
 
     def after(self, seconds: float) -> Timing:
-        """Return the same for a request that has been under way for some time: what it counts began then."""
+        """Return the timing of a request that was made `seconds` ago: the remaining delay and time to expiry."""
         delay, expires = self.delay_seconds, self.expires
         return Timing(
             self.not_before,

@@ -1,4 +1,4 @@
-"""The arguments of a tool call, checked; errors are texts for the model."""
+"""Validation of tool-call arguments. Error texts are for the model."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,32}")
 
 
 class ToolCallError(Exception):
-    """A tool call that cannot be carried out; the text is for the model."""
+    """A tool call that cannot be executed; the text is for the model."""
 
 
 def require(arguments: Mapping[str, Any], names: Collection[str], tool: str) -> None:
-    """Make sure that arguments are there.
+    """Check that arguments are present.
 
     Raises:
         ToolCallError: one is missing.
@@ -33,7 +33,7 @@ def require(arguments: Mapping[str, Any], names: Collection[str], tool: str) -> 
 
 
 def refuse_unknown(arguments: Mapping[str, Any], known: Collection[str], tool: str) -> None:
-    """Make sure that there are no other arguments than those that a tool has.
+    """Check that a tool call has no unknown arguments.
 
     Raises:
         ToolCallError: there is one.
@@ -46,10 +46,10 @@ def refuse_unknown(arguments: Mapping[str, Any], known: Collection[str], tool: s
 
 
 def required_text(arguments: Mapping[str, Any], name: str, tool: str) -> str:
-    """Return a text that has to be there.
+    """Return a required text.
 
     Raises:
-        ToolCallError: it is missing, or no text.
+        ToolCallError: it is missing or not a text.
     """
     require(arguments, (name,), tool)
     value = arguments[name]
@@ -59,10 +59,10 @@ def required_text(arguments: Mapping[str, Any], name: str, tool: str) -> str:
 
 
 def loose_text(value: object) -> str:
-    """Return a text that a model may have typed loosely: a number or a boolean as JSON writes it, null as nothing.
+    """Return a loosely typed value as text: numbers and booleans as in JSON, null as an empty text.
 
     Raises:
-        ValueError: it is a list or an object.
+        ValueError: the value is a list or an object.
     """
     if isinstance(value, str):
         return value
@@ -72,7 +72,7 @@ def loose_text(value: object) -> str:
 
 
 def said_in(arguments: Mapping[str, Any], name: str, tool: str) -> str:
-    """Return what a model says by a call; it may say nothing.
+    """Return a message from a tool call; it may be empty.
 
     Raises:
         ToolCallError: it is not a text, a number or a boolean.
@@ -84,19 +84,19 @@ def said_in(arguments: Mapping[str, Any], name: str, tool: str) -> str:
 
 
 def optional_text(arguments: Mapping[str, Any], name: str, tool: str, default: str) -> str:
-    """Return a text; the default where it is missing, null or empty.
+    """Return a text, or the default if it is missing, null or empty.
 
     Raises:
-        ToolCallError: it is something else than text.
+        ToolCallError: it is not a text.
     """
     return required_text(arguments, name, tool) or default if arguments.get(name) is not None else default
 
 
 def optional_name(arguments: Mapping[str, Any], name: str, tool: str) -> str | None:
-    """Return a name of up to 32 letters, digits, dots, hyphens and underscores; None where it is missing or empty.
+    """Return a name of up to 32 letters, digits, dots, hyphens and underscores; None if it is missing or empty.
 
     Raises:
-        ToolCallError: it is something else.
+        ToolCallError: it is not such a name.
     """
     value = arguments.get(name) or None
     if value is not None and not (isinstance(value, str) and _NAME.fullmatch(value)):
@@ -107,10 +107,10 @@ def optional_name(arguments: Mapping[str, Any], name: str, tool: str) -> str | N
 
 
 def known_arguments(tool: ToolSpec, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call, the model's estimate of the risk as its number if the tool asks for one.
+    """Validate the names of a call's arguments and return them. A risk estimate is converted to its number.
 
     Raises:
-        ToolCallError: an argument is missing, or the tool has none of that name.
+        ToolCallError: an argument is missing or unknown.
     """
     known = tool.parameters.get("properties", {})
     require(arguments, [name for name in tool.parameters.get("required", ()) if name != RISK], tool.name)
@@ -119,17 +119,17 @@ def known_arguments(tool: ToolSpec, arguments: Mapping[str, Any]) -> dict[str, A
 
 
 def risk_in(arguments: Mapping[str, Any]) -> int:
-    """Return the model's own estimate of the risk; a missing or invalid one is unknown (OpenHands 9.1)."""
+    """Return the model's own estimate of the risk; unknown if it is missing or invalid (OpenHands 9.1)."""
     named = {"LOW": 0, "MEDIUM": 1, "HIGH": 2}
     risk = arguments.get(RISK)
     return named.get(risk, -1) if isinstance(risk, str) else -1
 
 
 def seconds_in(arguments: Mapping[str, Any], name: str) -> float | None:
-    """Return a number of seconds; None where it is missing.
+    """Return a number of seconds; None if it is missing.
 
     Raises:
-        ToolCallError: it is no positive number.
+        ToolCallError: it is not a positive number.
     """
     value = arguments.get(name)
     if value is None:
@@ -144,7 +144,7 @@ def seconds_in(arguments: Mapping[str, Any], name: str) -> float | None:
 
 
 def json_in(text: str) -> Any:
-    """Read JSON that a model wrote.
+    """Parse JSON that a model wrote.
 
     Raises:
         ValueError, RecursionError: it is not JSON, or too large or too deep for the log.
@@ -153,7 +153,7 @@ def json_in(text: str) -> Any:
 
 
 def _integer(digits: str) -> int:
-    if len(digits) > MAX_INTEGER_DIGITS:  # more than the log's integers can hold
+    if len(digits) > MAX_INTEGER_DIGITS:  # beyond the log's 64-bit integers
         raise ValueError(f"the integer {digits[:20]}… is too large")
     return int(digits)
 

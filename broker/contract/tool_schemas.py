@@ -1,4 +1,4 @@
-"""The tools of the built-in agents, as the model sees them (OpenHands 9.1: names, parameters; the words are ours)."""
+"""The tools of the built-in agents, as the model sees them (OpenHands 9.1: names, parameters; the texts are ours)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What both sides of the queue know of a tool: the prompt side offers it, the executing side runs it.
+"""Tools as shared by both sides of the queue: the prompt side offers a tool, the executing side runs it.
 
-Holds: a tool's name, JSON Schema and outcome policy are the same in the prompt and in the worker. A tool that is no
-part of an agent reaches a conversation as data (`ToolOffer`), so that a controller never imports its code, and its
-fingerprint says later whether the worker's tool is still the one that was offered.
+Holds: a tool's name, JSON Schema and outcome policy are the same in the prompt and in the worker. A tool that is not
+part of an agent reaches a conversation as data (`ToolOffer`), so a controller never imports its code. The offer's
+fingerprint shows later whether the worker's tool is still the one that was offered.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 MAX_DESCRIPTION_CHARS = 8_000
 MAX_SCHEMA_CHARS = 14_000
 OF_OBJECTS: dict[str, Any] = {"required": ["type"], "properties": {"type": {"const": "object"}}}
-"""What JSON Schema can say of a schema of objects."""
+"""The JSON Schema of a schema for objects."""
 """Longer texts would be moved out of the event that has to hold them, see `codec.shorten`."""
 
 
 class OutcomePolicy(StrEnum):
-    """What to do with an action whose worker died and whose outcome nobody recorded."""
+    """The recovery policy for an action whose worker died before its outcome was recorded."""
 
     IDEMPOTENT = "idempotent"
     """Run it again."""
     CHECKABLE = "checkable"
-    """Ask the tool whether it took effect; run it if it did not."""
+    """Ask the tool whether the action took effect; run it if not."""
     AT_MOST_ONCE = "at_most_once"
     """Never run it again; report the outcome as unknown."""
 
@@ -39,10 +39,10 @@ class ToolSpec:
     """A tool as the model sees it.
 
     Attributes:
-        name: as in the model's tool calls.
+        name: the name in the model's tool calls.
         description: for the model.
         parameters: JSON Schema of the arguments, an object.
-        convert: what a call with these arguments asks for, as an action; it may raise `ToolCallError` or pydantic's
+        convert: returns the action for a call's arguments; it may raise `ToolCallError` or pydantic's
             `ValidationError`. None: the tool leads to no action.
     """
 
@@ -53,13 +53,13 @@ class ToolSpec:
 
 
 class ToolOffer(BaseModel):
-    """A tool that a tool worker offers and that a conversation may be given, as data.
+    """A tool that a tool worker offers to conversations, as data.
 
     Attributes:
-        key: how people choose it: its name, or `<server>/<name>` for a tool of an MCP server.
-        name: as in the model's tool calls.
-        runner: who carries it out: our own registry of functions and classes, or an MCP server.
-        pool: the tool workers that may run it; empty: those that hold the conversation's workspace.
+        key: the identifier that users select it by: its name, or `<server>/<name>` for a tool of an MCP server.
+        name: the name in the model's tool calls.
+        runner: the kind of executor: our own registry of functions and classes, or an MCP server.
+        pool: the tool workers that may run it; empty for those that hold the conversation's workspace.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -76,14 +76,14 @@ class ToolOffer(BaseModel):
     @classmethod
     def _check_schema(cls, parameters: dict[str, Any]) -> dict[str, Any]:
         if len(_canonical(parameters)) > MAX_SCHEMA_CHARS:
-            raise ValueError(f"a schema may have {MAX_SCHEMA_CHARS} characters")
+            raise ValueError(f"the schema has more than {MAX_SCHEMA_CHARS} characters")
         if parameters.get("type") != "object":
             raise ValueError("the schema of the arguments must be of the type object")
         return parameters
 
     @property
     def fingerprint(self) -> str:
-        """A hash of what the model sees of the tool. It changes with the name, the description and the schema."""
+        """A hash of the name, the description and the schema: all that the model sees of the tool."""
         shown = [self.name, self.description, self.parameters]
         return hashlib.sha256(_canonical(shown).encode()).hexdigest()[:32]
 

@@ -1,4 +1,4 @@
-"""Events about a workspace itself: the requests to open it and to read what it tells agents, and the outcome."""
+"""Events about a workspace itself: requests to open it and to survey its instructions and skills, and their results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from broker.contract.tool_specs import OutcomePolicy
 
 
 class OpenWorkspaceAction(Action):
-    """Put the initial content into the workspace, see `WorkspaceSpec.source`."""
+    """Put the initial content into the workspace; see `WorkspaceSpec.source`."""
 
     kind: Literal["action.open_workspace"] = "action.open_workspace"
     sentence_template: ClassVar[str] = "Opening the workspace"
@@ -20,7 +20,7 @@ class OpenWorkspaceAction(Action):
 
 
 class SurveyAction(Action):
-    """Read what the workspace tells agents: AGENTS.md, skills and the like. It changes nothing."""
+    """Read the workspace's instructions for agents: AGENTS.md, skills and the like. It changes nothing."""
 
     kind: Literal["action.survey"] = "action.survey"
     runnable: ClassVar[bool] = True
@@ -31,12 +31,12 @@ class SurveyAction(Action):
 
 
 class WorkspaceOpenedObservation(Observation):
-    """The workspace holds its initial content, which `content` describes.
+    """The workspace holds its initial content; `content` describes it.
 
     Attributes:
-        commit: of a repository.
-        files: entries of every kind.
-        size_bytes: of all regular files.
+        commit: the commit of a repository.
+        files: the number of entries of every kind.
+        size_bytes: the total size of all regular files.
     """
 
     kind: Literal["observation.workspace_opened"] = "observation.workspace_opened"
@@ -48,7 +48,7 @@ class WorkspaceOpenedObservation(Observation):
 
 
 class WorkspaceFailedObservation(Observation):
-    """The workspace could not be opened; the content says why.
+    """The workspace could not be opened; the content gives the reason.
 
     Attributes:
         code: the class of the error, lower_snake_case.

@@ -1,6 +1,7 @@
-"""What a workspace begins with, if it is not an existing directory: a Git repository, or a file that was uploaded.
+"""The initial content of a workspace that is not an existing directory: a Git repository or an uploaded file.
 
-Holds: no address carries a password, because addresses stand in the log; nothing in one is taken for an option by git.
+Holds: no address contains a password, because addresses are in the log. No part of an address can be parsed as an
+option by git.
 Does not: fetch anything; a tool worker does.
 """
 
@@ -28,7 +29,7 @@ FORMATS: dict[str, Format] = {
     ".tar.xz": "tar",
     ".txz": "tar",
 }
-"""What the end of a file's name says of its format."""
+"""File formats by the suffix of the file's name."""
 
 _ADDRESS_WITHOUT_PREFIX = re.compile(r"(ssh|git|https?)://|[\w.-]+@[\w.-]+:")
 _REMEDY = (
@@ -37,23 +38,23 @@ _REMEDY = (
 )
 
 _URL = r"^(https?://([^\s/:@]+@)?([^\s/:@]+|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?|file://)/\S*$"
-"""For readers of the schema: all that the validator takes, and little else."""
+"""A pattern for readers of the schema; it accepts all valid addresses and few others."""
 _REF = r"^([A-Za-z0-9._/@+][A-Za-z0-9._/@+-]{0,199})?$"
 
 
 def _needs_kind(schema: dict[str, Any]) -> None:
-    """Say in the schema that a source is told from another by its kind."""
+    """Make `kind` required in the JSON Schema, because it discriminates the sources."""
     schema["required"] = ["kind", *schema["required"]]
 
 
 class GitSource(BaseModel):
-    """A repository that is cloned.
+    """A repository to clone.
 
     Attributes:
         url: `https://`, `http://` or `file://` (a repository on the tool worker's own host).
-        ref: a branch, a tag or the 40 digits of a commit; empty: the repository's own choice.
-        depth: how many commits of the history come along; None: all.
-        secret: the name of the conversation's secret that is the password or token; empty: none is needed.
+        ref: a branch, a tag or the 40 digits of a commit; empty for the repository's default.
+        depth: the number of commits of the history; None for all.
+        secret: the name of the conversation's secret that holds the password or token; empty for none.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", json_schema_extra=_needs_kind)
@@ -71,24 +72,24 @@ class GitSource(BaseModel):
         if parts.scheme not in SCHEMES or not (parts.hostname or parts.scheme == "file") or parts.path[:1] != "/":
             raise ValueError(f"{url!r} is not the address of a repository")
         if parts.password is not None:
-            raise ValueError("an address must not hold a password; it would stand in the log")
+            raise ValueError("an address must not contain a password; it would be stored in the log")
         if any(not character.isprintable() or character.isspace() for character in url):
             raise ValueError("an address has no blanks and no control characters")
         return url
 
     @property
     def title(self) -> str:
-        """The source in a few words."""
+        """A short description of the source."""
         return f"{self.url} at {self.ref}" if self.ref else self.url
 
 
 class UploadedSource(BaseModel):
-    """A file that was put beside the log: an archive that is unpacked, or a Git bundle that is cloned.
+    """An uploaded file: an archive to unpack, or a Git bundle to clone.
 
     Attributes:
-        name: of the file, for people.
+        name: the file's name, for display.
         parcel: see `broker.coordination.stored_files`.
-        ref: of a bundle, see `GitSource`.
+        ref: the ref of a bundle, see `GitSource`.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", json_schema_extra=_needs_kind)
@@ -101,7 +102,7 @@ class UploadedSource(BaseModel):
 
     @property
     def title(self) -> str:
-        """The source in a few words."""
+        """A short description of the source."""
         return f"{self.name} at {self.ref}" if self.ref else self.name
 
 
@@ -109,10 +110,11 @@ WorkspaceSource = Annotated[GitSource | UploadedSource, Field(discriminator="kin
 
 
 def git_source(text: str, *, depth: int | None = None, secret: str = "") -> GitSource | None:
-    """Read `git+https://host/path#ref`; None for what does not begin so.
+    """Parse `git+https://host/path#ref`; None if the text has another form.
 
     Raises:
-        UsageError: it begins so and is not a repository's address, or it is one that is not written so.
+        UsageError: the text has the prefix but is not a valid repository address, or it is a repository address without
+            the prefix.
     """
     if not text.startswith(PREFIX):
         if _ADDRESS_WITHOUT_PREFIX.match(text):
@@ -121,8 +123,8 @@ def git_source(text: str, *, depth: int | None = None, secret: str = "") -> GitS
     url, _, ref = text.removeprefix(PREFIX).partition("#")
     if urlsplit(url).password is not None:
         raise UsageError(
-            "The address of the repository holds a password, which would stand in the log.",
-            remedy="Keep it as a secret and name that by --clone-secret.",
+            "The address of the repository contains a password, which would be stored in the log.",
+            remedy="Store it as a secret and pass its name with --clone-secret.",
         )
     try:
         return GitSource(url=url, ref=ref, depth=depth, secret=secret)
@@ -134,6 +136,6 @@ def git_source(text: str, *, depth: int | None = None, secret: str = "") -> GitS
 
 
 def format_of(name: str) -> Format | None:
-    """Return the format that a file's name speaks of; None if it is none that a workspace can begin with."""
+    """Return the format of a file by its name's suffix; None if a workspace cannot start from it."""
     found = re.search(r"(?:\.tar)?\.\w+$", name.lower())
     return FORMATS.get(found.group()) if found else None

@@ -1,4 +1,4 @@
-"""The secrets of conversations: kept encrypted, given to one command at a time, masked in everything else.
+"""The secrets of conversations: stored encrypted, given to one command at a time, masked everywhere else.
 
 Start with: secrets.
 """

@@ -1,18 +1,17 @@
 r"""Secrets written byte by byte or character by character: in dumps, with separators, as escapes.
 
-There are too many such forms to look for each of them. So a text is normalised instead, in place: what only separates,
-numbers or repeats is blanked, an escape becomes its character and fillers, and nothing moves. Without fillers it is
-then searched, and what is found there is mapped back.
+There are too many such forms to search for each of them. Instead, a text is normalised in place: separators, line
+numbers and repetitions are blanked, and an escape becomes its character and fillers, so no position changes. The text
+without fillers is then searched, and matches are mapped back.
 
     digits      `xxd`, `xxd -p`, `od`, `hexdump`, arrays of bytes: offsets and the column of characters are blanked,
-                separators left out. Also the characters themselves with something between all of them, and in capitals.
-    dumps       the same behind anything else on their lines: indented, numbered, behind a time or a name. Of each line
-                only its longest run of equal groups is left.
-    characters  `\x67`, `\u0067`, `\147`, `%67`, `&#103;` and their like, of all characters or of some.
+                separators left out. Also the characters themselves with separators between all of them, in any case.
+    dumps       the same after a prefix on each line, such as an indentation, a number, a time or a name. Of each line,
+                only its longest run of equal groups is kept.
+    characters  `\x67`, `\u0067`, `\147`, `%67`, `&#103;` and similar escapes, of all characters or of some.
 
-Holds: a text costs a few passes in machine code, and more only where something is found; what is found is no longer
-than `reach_bytes`.
-Does not: find words of four bytes and more in the order of a machine, or what was encoded twice.
+Holds: a text without matches costs a few passes in machine code. A match is no longer than `reach_bytes`.
+Does not: find words of four or more bytes in native byte order, or secrets that were encoded twice.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from itertools import pairwise
 
 MINIMUM_BYTES = 8
 BYTES_PER_BYTE = 12
-"""How many bytes one of a value takes at most: a numeric entity, or its share of a line of a dump."""
+"""The largest encoded size of one byte: a numeric entity, or its share of a dump line."""
 
 LINE_BYTES = 256
-"""How long a line of a dump is at most."""
+"""The longest line of a dump."""
 
 _SEPARATORS = b" \t\r\n:,-"
 _FILLER = b"\0"
 _END = b"."
-"""No digit, and no separator."""
+"""Neither a digit nor a separator."""
 
 _COLUMN = re.compile(rb"  |[|>]")
-"""What stands between the digits of a line and its characters."""
+"""The separator between the digits of a line and its characters."""
 _OFFSET = re.compile(rb"\n[0-9a-f]{6,16}(?= )")
 _DUMP_LINE = re.compile(
     rb"\n(?:[0-9a-f]{4,16}:(?P<xxd>(?: [0-9a-f]{2,16})+)(?:  [^\n]*)?"
@@ -44,12 +43,12 @@ _DUMP_LINE = re.compile(
 
 
 def _run(group: bytes, *, gap: bytes = b" {1,3}", rest: bytes = b"", least: int = 3) -> tuple[re.Pattern[bytes], ...]:
-    """Return what finds the runs of groups in a line of a dump, and what only a text with such lines has.
+    """Return two patterns: one for the runs of groups in a line of a dump, and one that detects texts with such lines.
 
     Args:
-        gap: what is between two groups.
+        gap: the separator between two groups.
         rest: a shorter group at the end.
-        least: how many groups a full line has at least.
+        least: the fewest groups of a full line.
     """
     begins, ends = rb"(?<![0-9a-z:.-])", rb"(?![0-9a-z:])"
     tail = rb"(?:%s%s)?" % (gap, rest) if rest else b""
@@ -76,7 +75,7 @@ _RUNS = (
     ),
 )
 """Bytes and words of `xxd`, `hexdump` and `od` in three bases, and the characters of `od -c`."""
-_ESCAPES = {  # each begins with its sign alone, which makes the search for it as fast as can be
+_ESCAPES = {  # each pattern starts with its literal sign, so that the search is fast
     b"%": re.compile(rb"%(?:(?P<byte>[0-9a-fA-F]{2})|u(?P<unit>[0-9a-fA-F]{4}))"),
     b"\\": re.compile(
         rb"\\(?:x(?P<byte>[0-9a-fA-F]{2})|(?:u|U0000)(?P<unit>[0-9a-fA-F]{4})"
@@ -100,7 +99,7 @@ class EncodedSecrets:
         self.reach_bytes = BYTES_PER_BYTE * max(map(len, raws), default=0) + LINE_BYTES
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Return where they stand in a text, in any order."""
+        """Return the positions of matches in a text, in any order."""
         raw = text.encode("utf-8", "surrogatepass")
         found = [*self._in_digits(raw.lower()), *self._in_characters(raw)]
         near = [span for span in found if span[1] - span[0] <= self.reach_bytes]
@@ -111,7 +110,7 @@ class EncodedSecrets:
         begun = b"\n" + plain
         without_columns = _OFFSET.sub(_blank, _DUMP_LINE.sub(_only_digits, begun))
         dump = without_columns[1:]
-        whole = set[int]()  # where one begins that has nothing between its digits
+        whole = set[int]()  # the starts of matches without separators between their digits
         views = [plain] if dump == plain else [plain, dump]
         views += [_runs_only(plain, run) for run, line in _RUNS if line.search(plain)]
         for view in views:
@@ -123,7 +122,7 @@ class EncodedSecrets:
                     if view is plain:
                         whole.add(begin)
                     elif view is not dump and begin in whole:
-                        continue  # what else is on its line is no column of a dump
+                        continue  # the rest of its line is not a column of a dump
                     line_end = end if view is plain else _end_of_line(raw, end)
                     yield begin, line_end if view is dump or _COLUMN.search(raw, end, line_end) else end
             for spaced in self._spaced:
@@ -143,18 +142,21 @@ class EncodedSecrets:
         places = _Places(view, _FILLER)
         for form in self._characters:
             for at in _all(squeezed, form):
-                kept, behind = places.kept, at + len(form)
+                kept = places.kept
+                behind = at + len(form)
                 yield kept[at], kept[behind] if behind < len(kept) else len(view)
 
 
 @dataclass(frozen=True, slots=True)
 class _Spaced:
-    """A value with something between all of its characters; words of it are none of our business.
+    """A value with separators between all of its characters.
+
+    Values with separators between words only are not searched for.
 
     Attributes:
         form: the characters.
-        value: the value in small letters, as it may stand there too.
-        gaps: how many there are at least.
+        value: the value in lower case, because it may also be present unseparated.
+        gaps: the fewest separators of a match.
     """
 
     form: bytes
@@ -163,10 +165,11 @@ class _Spaced:
 
 
 class _Places:
-    """Where each byte of a squeezed view stands; found out when it is first asked."""
+    """The positions of a squeezed view's bytes in the original, computed on first use."""
 
     def __init__(self, view: bytes, left_out: bytes) -> None:
-        self._view, self._left_out = view, frozenset(left_out)
+        self._view = view
+        self._left_out = frozenset(left_out)
         self._kept: list[int] | None = None
 
     @property
@@ -177,13 +180,13 @@ class _Places:
 
 
 def _end_of_line(raw: bytes, at: int) -> int:
-    """Return where the line ends, which shows as characters behind the digits what these say."""
+    """Return the end of the line, to include the column of characters after the digits."""
     end = raw.find(b"\n", at, at + LINE_BYTES)
     return min(at + LINE_BYTES, len(raw)) if end < 0 else end
 
 
 def _digit_forms(raw: bytes) -> set[bytes]:
-    """Return a value as digits without separators: bytes in three bases, and words of two bytes as `od` shows them."""
+    """Return a value as digits without separators: bytes in three bases, and two-byte words as printed by `od`."""
     words = [[(low, high) for low, high in zip(raw[first::2], raw[first + 1 :: 2], strict=False)] for first in (0, 1)]
     found = {raw.hex(), "".join(f"{byte:03o}" for byte in raw), "".join(map(str, raw))}
     found |= {"".join(f"{high:02x}{low:02x}" for low, high in each) for each in words}
@@ -192,7 +195,7 @@ def _digit_forms(raw: bytes) -> set[bytes]:
 
 
 def _spaced_forms(raw: bytes) -> Iterator[_Spaced]:
-    """Yield a value as its characters, and as `od -c` names them."""
+    """Yield a value as its characters, and as printed by `od -c`."""
     cells = [byte for byte in raw if byte not in _SEPARATORS]
     characters = len(bytes(cells).decode("utf-8", "surrogatepass"))
     named = b"".join(bytes([byte]) if 0x20 <= byte < 0x7F else f"{byte:03o}".encode() for byte in cells)
@@ -202,14 +205,14 @@ def _spaced_forms(raw: bytes) -> Iterator[_Spaced]:
 
 
 def _gaps(kept: Sequence[int]) -> int:
-    """Return between how many of them something was left out."""
+    """Return the number of gaps between consecutive positions."""
     return sum(later > earlier + 1 for earlier, later in pairwise(kept))
 
 
 def _runs_only(raw: bytes, run: re.Pattern[bytes]) -> bytes:
-    """Return a text with the longest run of each line, of several the last, and blanks for all else.
+    """Keep the longest run of each line (the last of equal ones) and blank everything else.
 
-    A line without one ends the dump, unless it is indented, as the second lines of `od -tx1c` are.
+    A line without a run ends the dump, unless it is indented, like the second lines of `od -tx1c`.
     """
     lines = []
     for line in raw.split(b"\n"):
@@ -255,12 +258,15 @@ def _all(text: bytes, form: bytes) -> Iterator[int]:
 
 
 def _in_characters_of(raw: bytes, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return spans of bytes as spans of characters; a character that is touched counts whole."""
-    counted, at, place_of = 0, 0, dict[int, int]()
+    """Convert byte spans to character spans; a partly covered character is included."""
+    counted = 0
+    at = 0
+    place_of = dict[int, int]()
     for place in sorted({place for span in spans for place in span}):
         end = place
         while end < len(raw) and raw[end] & 0xC0 == 0x80:  # in the middle of a character
             end += 1
         counted += len(raw[at:end].decode("utf-8", "surrogatepass"))
-        at, place_of[place] = end, counted
+        at = end
+        place_of[place] = counted
     return [(place_of[begin], place_of[end]) for begin, end in spans]

@@ -1,14 +1,14 @@
-"""Secrets and everything that a program is likely to print in their place, found in texts and hidden.
+"""Finds secrets in texts, in all forms that programs commonly print, and masks them.
 
 Holds:
-    - A value is found as it is, reversed, in base64, URL-safe base64 and base32 (also within a longer encoded text), in
-      hexadecimal, URL-encoded, as JSON, HTML or shell text, in single lines of it, and with line breaks in between;
-      and byte by byte or character by character, in dumps and as escapes: see `encoded_secrets`.
-    - A text that comes in pieces is masked as if it came whole, wherever it was cut.
-    - What a cut of long text has left of a value at its ends is found too.
-    - Binary content is left alone by the type of its field, never because it looks like it.
-Does not: find what a program made of a secret in any other way. A program that must not send a secret must not be given
-it.
+    - A value is found verbatim, reversed, in base64, URL-safe base64 and base32 (also inside a longer encoded text), in
+      hexadecimal, URL-encoded, escaped for JSON, HTML or a shell, by its single lines, with line breaks inserted, and
+      byte by byte or character by character, in dumps and as escapes: see `encoded_secrets`.
+    - A text that arrives in pieces is masked like the whole text, wherever it was cut.
+    - The remains of a value at the cut of a shortened text are found, too.
+    - Binary content is skipped by the type of its field, never by its appearance.
+Does not: find a secret that a program has transformed in any other way. Do not give a secret to a program that must not
+send it.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from broker.secrets.encoded_secrets import LINE_BYTES, EncodedSecrets
 
 MASK = "<secret_hidden>"
 MINIMUM_CHARS = 8
-"""Shorter values would be found in everything."""
+"""Shorter values would match everywhere."""
 
 BINARY_FIELDS = frozenset({"screenshot", "set_of_marks"})
-"""Fields of events that hold an encoded picture and nothing else."""
+"""Event fields that hold an encoded image and nothing else."""
 PICTURE_FIELDS = frozenset({"image_urls", "goal_image_urls"})
-"""Fields that hold addresses of pictures, or pictures in the form of a `data:` address."""
+"""Fields that hold addresses of images, or images as `data:` addresses."""
 
 CUTS = (TRUNCATION_MARKER, "<response clipped>")
-"""What stands where the middle, or the rest, of a long text was left out."""
+"""The markers for the left-out middle or rest of a long text."""
 MINIMUM_LEFT_CHARS = 4
-"""How much of a value has to be left at a cut to be taken for it."""
+"""The fewest characters at a cut that are recognised as part of a value."""
 
 _WRAPPED_FACTOR = 3
-"""How much longer a value may be with line breaks than without: two characters after each of them at most."""
+"""The largest growth of a value by line breaks: at most two characters after each of its own."""
 
 
 def forms(value: str) -> set[str]:
-    """Return every form of a value that is looked for; none is shorter than `MINIMUM_CHARS`."""
+    """Return all forms of a value to search for; none is shorter than `MINIMUM_CHARS`."""
     raw = value.encode("utf-8", "surrogatepass")
     found = {value, value.strip(), value[::-1], raw.hex(), raw.hex().upper()}
     found |= {repr(value)[1:-1], ascii(value)[1:-1], repr(raw)[2:-1], value.encode("unicode_escape").decode()}
@@ -55,12 +55,12 @@ def forms(value: str) -> set[str]:
     found |= _base64_forms(raw) | _base32_forms(raw)
     if "\n" in value:
         found |= {line.strip() for line in value.splitlines() if not line.startswith("-----")}
-        found.add(_joined(value.strip())[0])  # as it is looked for across lines, whatever ends them
+        found.add(_joined(value.strip())[0])  # the form for the search across lines, with any line endings
     return {form for form in found if len(form) >= MINIMUM_CHARS and form not in MASK}
 
 
 def _markup_forms(value: str) -> set[str]:
-    """Return what stands in HTML, XML, YAML, SQL and CSV."""
+    """Return the forms in HTML, XML, YAML, SQL and CSV."""
     escaped = html.escape(value)  # quotation marks have several names
     found = {escaped, html.escape(value, quote=False), value.replace("'", "''"), value.replace('"', '""')}
     return (
@@ -71,14 +71,14 @@ def _markup_forms(value: str) -> set[str]:
 
 
 def _json_forms(value: str) -> set[str]:
-    """Return what stands in JSON: of Python's kind and JavaScript's, Go's for web pages, and PHP's."""
+    """Return the forms in JSON as written by Python, JavaScript, Go (for web pages) and PHP."""
     plain = [json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]]
     web = [text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e") for text in plain]
     return {*plain, *web, *(text.replace("/", "\\/") for text in plain)}
 
 
 def _shell_forms(value: str) -> set[str]:
-    """Return what stands in quotation marks of a shell, or without them."""
+    """Return the forms in a shell, quoted and unquoted."""
     in_double, bare = value, value
     for sign in '\\"$`':
         in_double = in_double.replace(sign, f"\\{sign}")
@@ -88,7 +88,7 @@ def _shell_forms(value: str) -> set[str]:
 
 
 def _url_forms(raw: bytes) -> set[str]:
-    """Return what stands in URLs and forms; languages do not agree on what has to be escaped."""
+    """Return the forms in URLs and web forms; languages differ in the characters that they escape."""
     found = {quote(raw, safe=safe) for safe in ("", "/", "!'()*", ";,/?:@&=+$!'()*#")}
     found |= {quote_plus(raw), quote_plus(raw, safe="*").replace("~", "%7E")}
     return found | {_lower_escapes(encoded) for encoded in found}
@@ -98,7 +98,7 @@ def _base64_forms(raw: bytes) -> set[str]:
     found = set()
     for offset in range(3):
         encoded = base64.b64encode(b"\0" * offset + raw).decode()
-        # What stands before and after the value in the encoded text shares a character with it, which is left out.
+        # The first and the last encoded character also hold bits of the surrounding bytes, so they are left out.
         first = (0, 2, 3)[offset]
         last = len(encoded) - (0, 3, 2)[(offset + len(raw)) % 3]
         inner = encoded[first:last]
@@ -107,7 +107,7 @@ def _base64_forms(raw: bytes) -> set[str]:
 
 
 def _base32_forms(raw: bytes) -> set[str]:
-    """Return what five bits of the value or more stand in, behind none to four bytes, in both cases."""
+    """Return the forms in base32 at each of the five byte offsets, in upper and lower case."""
     found = set()
     for offset in range(5):
         encoded = base64.b32encode(b"\0" * offset + raw).decode()
@@ -125,7 +125,7 @@ class Masker:
     """Finds a set of secrets.
 
     Args:
-        values: The secrets; those that are shorter than `MINIMUM_CHARS` are not looked for.
+        values: The secrets; values shorter than `MINIMUM_CHARS` are ignored.
     """
 
     def __init__(self, values: Iterable[str] = ()) -> None:
@@ -138,22 +138,25 @@ class Masker:
 
     @property
     def reach_chars(self) -> int:
-        """How far apart the first and the last character of a value may be."""
+        """The longest possible match in characters."""
         return max(_WRAPPED_FACTOR * self.longest_chars, self._encoded.reach_bytes)
 
     def __bool__(self) -> bool:
         return bool(self._forms)
 
     def text(self, text: str) -> str:
-        """Return a text without secrets."""
+        """Return a text with its secrets masked."""
         return _without(text, self.spans(text))
 
     def wire(self, value: Any) -> Any:
-        """Return a value of lists, dicts and texts without secrets, names included; itself if there are none."""
+        """Return a copy of nested lists, dicts and texts with secrets masked, including names.
+
+        The value itself is returned if there are no secrets.
+        """
         return self._walked(value, "") if self._forms else value
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Return where secrets stand in a text, in order and without overlap."""
+        """Return the positions of secrets in a text, in order and without overlap."""
         if not self._forms:
             return []
         found = self._found(text) + self._encoded.spans(text)
@@ -170,7 +173,7 @@ class Masker:
         return merged
 
     def _found(self, text: str) -> list[tuple[int, int]]:
-        # Looking for each form in turn is a search in machine code; all forms in one expression would be slower.
+        # Each search for one form runs in machine code; one expression of all forms would be slower.
         found = []
         for form in self._forms:
             at = text.find(form)
@@ -180,7 +183,7 @@ class Masker:
         return found
 
     def _found_across_lines(self, text: str) -> list[tuple[int, int]]:
-        """Find what was wrapped, as base64 and terminals do; an empty line ends it."""
+        """Find values with inserted line breaks, as in base64 and terminals; an empty line ends a match."""
         joined, places = _joined(text)
         starts = [start for start, _ in places]
 
@@ -191,7 +194,7 @@ class Masker:
         return [(original(begin), original(end - 1) + 1) for begin, end in self._found(joined)]
 
     def _left_at(self, text: str, cut: int, end: int) -> list[tuple[int, int]]:
-        """Find the beginning of a value before a cut, and the end of one behind it, in lines or not."""
+        """Find the head of a value before a cut, and the tail of a value after it, with or without line breaks."""
         reach = self.reach_chars
         before = [at for at in range(max(0, cut - reach), cut) if text[at] not in "\r\n"]
         behind = [at for at in range(end, min(len(text), end + reach)) if text[at] not in "\r\n"]
@@ -213,8 +216,9 @@ class Masker:
 
 
 def _joined(text: str) -> tuple[str, list[tuple[int, int]]]:
-    """Return a text with its lines joined, and where each of them begins in that and in the text."""
-    joined, places = [], []
+    """Return a text with its lines joined, and the start of each line in both texts."""
+    joined = []
+    places = []
     at = length = 0
     for line in text.split("\n"):
         kept = line.rstrip("\r") or "\n"
@@ -226,7 +230,8 @@ def _joined(text: str) -> tuple[str, list[tuple[int, int]]]:
 
 
 def _without(text: str, spans: Iterable[tuple[int, int]]) -> str:
-    pieces, end = [], 0
+    pieces = []
+    end = 0
     for begin, next_end in spans:
         pieces += [text[end:begin], MASK]
         end = next_end
@@ -234,7 +239,7 @@ def _without(text: str, spans: Iterable[tuple[int, int]]) -> str:
 
 
 def cuts_in(text: str) -> list[tuple[int, int]]:
-    """Return where the middle, or the rest, of a text was left out, in order."""
+    """Return the positions of markers for left-out text, in order."""
     found = []
     for cut in CUTS:
         at = text.find(cut)
@@ -245,7 +250,7 @@ def cuts_in(text: str) -> list[tuple[int, int]]:
 
 
 def _overlap(left: str, right: str) -> int:
-    """Return how many characters, if they are enough to tell, both end the one text and begin the other."""
+    """Return the longest overlap of `left`'s end and `right`'s start; 0 if it is too short to be significant."""
     if right[:MINIMUM_LEFT_CHARS] not in left:
         return 0
     longest = min(len(left), len(right))
@@ -253,14 +258,17 @@ def _overlap(left: str, right: str) -> int:
 
 
 class MaskedPieces:
-    """A text that comes in pieces, such as a model's reply while it is written."""
+    """Masks a text that arrives in pieces, such as a streamed model reply."""
 
     def __init__(self, masker: Masker) -> None:
         self._masker = masker
         self._held = ""
 
     def feed(self, piece: str) -> str:
-        """Return what can be shown by now; the last characters are held back while a secret may begin in them."""
+        """Return the text that can be shown now.
+
+        The last characters are held back while a secret may start in them.
+        """
         if not self._masker:
             return piece
         self._held += piece
@@ -269,16 +277,22 @@ class MaskedPieces:
             return ""
         spans = self._masker.spans(self._held)
         whole = spans + [(begin, cut_end + self._masker.reach_chars) for begin, cut_end in cuts_in(self._held)]
-        while end != (end := self._line_start(min([end, *(begin for begin, after in whole if begin < end < after)]))):
-            pass
+        while True:
+            earlier = self._line_start(min([end, *(begin for begin, after in whole if begin < end < after)]))
+            if earlier == end:
+                break
+            end = earlier
         shown, self._held = self._held[:end], self._held[end:]
         return _without(shown, [span for span in spans if span[1] <= end])
 
     def _line_start(self, at: int) -> int:
-        """Return where the line begins: a line of a dump shows by its beginning what it is. Longer ones are none."""
+        """Return the start of the line, because a dump is recognised by the start of its lines.
+
+        Longer lines are no dump.
+        """
         return self._held.rfind("\n", max(0, at - LINE_BYTES), at) + 1 or (at if at > LINE_BYTES else 0)
 
     def finish(self) -> str:
-        """Return the rest; nothing follows."""
+        """Return the held-back rest after the last piece."""
         rest, self._held = self._held, ""
         return self._masker.text(rest)

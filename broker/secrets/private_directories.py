@@ -1,14 +1,15 @@
-"""Which directories of a machine can never be workspaces.
+"""Directories of a machine that can never be workspaces.
 
 Holds:
-    - A directory is judged by where it really lies: links are followed, a bind mount counts as what it shows, and what
-      is mounted below a directory is a part of it.
-    - What is ours (keys, stores, sockets, the workspaces of others) is in no workspace, and no workspace is in it. So
-      is what belongs to any other installation of Deckhands or user, recognised by the files that only it has.
-    - A file makes its directory one of Deckhands only if it belongs to the owner of the directory, who alone can read
-      it, and not everybody can write there: no other user can close a directory by such a file around it.
-Does not: look for other installations more than `MAX_DEPTH` levels below a directory, or in more than `MAX_LOOKED`
-directories; say who may name which directory; operators do, by the roots of their tool workers.
+    - A directory is judged by its real location: links are followed, a bind mount counts as its source, and mounts
+      below a directory are parts of it.
+    - No workspace contains private files of Deckhands (keys, stores, sockets, other workspaces) or lies within them.
+      The same holds for other installations of Deckhands and other users' ones, recognised by their characteristic
+      files.
+    - Such a file marks its directory only if it belongs to the directory's owner, only the owner can read it, and the
+      directory is not world-writable. So no other user can block a directory by placing such a file above it.
+Does not: search for other installations more than `MAX_DEPTH` levels below a directory, or in more than `MAX_LOOKED`
+directories; decide which user may use which directory; operators do, by the workspace roots of their tool workers.
 """
 
 from __future__ import annotations
@@ -32,33 +33,33 @@ SYSTEM_TREES = (
     *("/etc", "/usr", "/var", "/proc", "/sys", "/dev", "/run", "/boot"),
     *("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin"),
 )
-"""With everything below, but for what is below one of `PLACES_FOR_WORK`."""
+"""Each including everything below it, except `PLACES_FOR_WORK` and below."""
 PLACES_FOR_WORK = ("/usr/src", "/var/tmp", "/var/www")  # noqa: S108  (nothing is put there)
 SHARED = ("/home", "/media", "/mnt", "/opt", "/srv", "/tmp", *PLACES_FOR_WORK)  # noqa: S108
-"""Many people's, so that no workspace may have the whole of it."""
+"""Directories shared by many users, so that no workspace may be the whole of one."""
 
 MARKS = ((KEY_FILE,), ("server.key",), ("server.lock", "password"), (".node/identity",))
-"""The files of a home, of a store and of a node's directory; of each, all must be there."""
+"""The characteristic files of a home, of a store and of a node's directory; all files of one entry must exist."""
 SIZES = {KEY_FILE: 45, "server.key": 60}
-"""Other programs may have files of these names."""
+"""The expected sizes, because other programs may have files of these names."""
 MAX_DEPTH = 4
 MAX_LOOKED = 5_000
 
 MAX_LINKS = 40
-"""How many the kernel follows before it gives up."""
+"""The kernel's limit for links on a path."""
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _UNFIT_IN_NAMES = frozenset({"Cc", "Cs", "Zl", "Zp"})
-"""Control characters, halves of characters, separators of lines and paragraphs."""
+"""Control characters, surrogates, line and paragraph separators."""
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a directory really lies.
+    """The real location of a directory.
 
     Attributes:
         name: its path here, without links.
-        device, path: which file system, and its path in there: the same for all names that mounts give it.
+        device, path: its file system and its path in it: the same for all mounts of it.
     """
 
     name: str
@@ -66,15 +67,15 @@ class Location:
     path: str
 
     def is_in(self, other: Location) -> bool:
-        """Say whether it is another one, or below it, by any of its names."""
+        """Return whether it equals the other or is below it, by any of their names."""
         return _is_in(self.name, other.name) or (self.device == other.device and _is_in(self.path, other.path))
 
 
 class Mounts:
-    """What is mounted where, as this process sees it."""
+    """The mounts that this process sees."""
 
     def __init__(self, mountinfo: str) -> None:
-        """Read the kernel's table, as proc(5) describes it: id, parent, device, root, mount point and more."""
+        """Parse the kernel's table (proc(5)): id, parent, device, root, mount point and more."""
         self._mounts: list[Location] = []
         for line in mountinfo.splitlines():
             device, root, point = line.split(" ", 5)[2:5]
@@ -82,20 +83,21 @@ class Mounts:
 
     @classmethod
     def now(cls) -> Mounts:
-        """Return what is mounted now."""
+        """Return the current mounts."""
         return cls(os.fsdecode(_MOUNTS.read_bytes()))
 
     def location(self, path: Path) -> Location:
-        """Return where a path without links lies, whether anything is there or not."""
-        name, mount = str(path), Location("/", "", "/")
-        for found in self._mounts:  # of two at one point, the later covers the earlier
+        """Return the location of a path without links; the path need not exist."""
+        name = str(path)
+        mount = Location("/", "", "/")
+        for found in self._mounts:  # of two mounts at one point, the later covers the earlier
             if len(found.name) >= len(mount.name) and _is_in(name, found.name):
                 mount = found
         inside = name.removeprefix(mount.name).strip("/")
         return Location(name, mount.device, f"{mount.path.rstrip('/')}/{inside}".rstrip("/") or "/")
 
     def names(self, directory: Path) -> Iterator[Path]:
-        """Yield a directory without links in its path and those around it, by every name that mounts give them."""
+        """Yield a directory without links in its path and its parents, under all names that mounts give them."""
         yield from (directory, *directory.parents)
         place = self.location(directory)
         for around in (PurePosixPath(place.path), *PurePosixPath(place.path).parents):
@@ -104,14 +106,14 @@ class Mounts:
                     yield Path(mount.name, around.relative_to(mount.path))
 
     def parts(self, directory: Path) -> list[Location]:
-        """Return where a directory without links in its path lies, and what is mounted below it."""
+        """Return the location of a directory without links in its path, and of all mounts below it."""
         name = str(directory)
         below = [mount for mount in self._mounts if mount.name != name and _is_in(mount.name, name)]
         return [self.location(directory), *below]
 
 
 def private_paths(settings: BrokerSettings) -> tuple[Path, ...]:
-    """Return what is ours on this machine as far as these settings tell: directories, files and sockets."""
+    """Return the private paths of Deckhands (directories, files and sockets), as far as the settings show."""
     files = (settings.node_dir, settings.secret_key_file, settings.url_file, settings.celery_url_file)
     names = [settings.home, settings.home / KEY_FILE]
     names += [Path(name).expanduser() for name in files if name]
@@ -126,9 +128,9 @@ def private_paths(settings: BrokerSettings) -> tuple[Path, ...]:
 
 
 def name_fault(name: str) -> str:
-    """Say why no directory may be named so; empty: it may.
+    """Return why a directory may not have this name; empty if it may.
 
-    A name with control characters shows as another one in logs and on terminals.
+    Control characters would disguise a name in logs and on terminals.
     """
     if any(unicodedata.category(character) in _UNFIT_IN_NAMES for character in name):
         return "its name has control characters, or bytes that are not text"
@@ -136,16 +138,17 @@ def name_fault(name: str) -> str:
 
 
 def fault(directory: Path, private: Sequence[Path] = ()) -> str:
-    """Say why a directory may not be a workspace; empty: it may.
+    """Return why a directory may not be a workspace; empty if it may.
 
     Args:
         directory: an absolute path without links.
-        private: what is ours; see `private_paths`.
+        private: private paths of Deckhands; see `private_paths`.
 
     Raises:
-        OSError: it cannot be looked at.
+        OSError: it cannot be read.
     """
-    if _is_home_of_another(directory):
+    is_home = directory.parent == Path("/home") or directory == Path("/root")
+    if is_home and directory.stat().st_uid != os.getuid():
         return "it is the home of another user"
     mounts = Mounts.now()
     ours = [(path, mounts.location(name)) for path in private for name in on_the_way(path)]
@@ -157,22 +160,22 @@ def fault(directory: Path, private: Sequence[Path] = ()) -> str:
                 return f"it is a part of {path}, which is Deckhands' own{_where(location, directory)}"
     return (
         _system_fault(mounts.parts(directory), directory, mounts)
-        or _shared_fault(directory)
+        or ("it is shared with other users; name a directory in it" if str(directory) in SHARED else "")
         or _installation_fault(directory, mounts)
     )
 
 
 def root_fault(directory: Path) -> str:
-    """Say why nothing below a directory, an absolute path without links, may be a workspace; empty: some may."""
+    """Return why no directory below an absolute path without links may be a workspace; empty if one may."""
     mounts = Mounts.now()
-    return _system_fault([mounts.location(directory)], directory, mounts)  # what is mounted below may still be allowed
+    return _system_fault([mounts.location(directory)], directory, mounts)  # mounts below it may still be allowed
 
 
 def workspace_roots(names: Iterable[str]) -> tuple[Path, ...]:
-    """Return the directories that an operator has named, with links followed.
+    """Return the directories that an operator has configured, with links followed.
 
     Raises:
-        UsageError: one is not a directory, or the system's.
+        UsageError: one is not a directory, or belongs to the system.
     """
     found = []
     for name in names:
@@ -187,7 +190,7 @@ def workspace_roots(names: Iterable[str]) -> tuple[Path, ...]:
         if reason:
             raise UsageError(
                 f"The workspace root {name} cannot be used: {reason}.",
-                remedy="Name a directory that is there and holds workspaces, by its absolute path.",
+                remedy="Use the absolute path of an existing directory for workspaces.",
             )
         found.append(resolved)
     return tuple(found)
@@ -208,15 +211,16 @@ def _system_fault(parts: list[Location], directory: Path, mounts: Mounts) -> str
 
 
 def _installation_fault(directory: Path, mounts: Mounts) -> str:
-    """Say why a directory of some installation of Deckhands is no workspace."""
+    """Return why a directory may not be a workspace if it is near an installation of Deckhands; else empty."""
     for place in mounts.names(directory):
         if mark := _mark_in(place):
             return f"it is a part of {place}, which is a directory of Deckhands: {mark} is there"
-    ahead, looked = [(directory, 0)], 0
+    ahead = [(directory, 0)]
+    looked = 0
     while ahead and looked < MAX_LOOKED:
         here, depth = ahead.pop(0)
         looked += 1
-        with suppress(OSError):  # what we cannot read, the programs of a workspace cannot read either
+        with suppress(OSError):  # programs of a workspace cannot read unreadable directories either
             if depth and (mark := _mark_in(here)):
                 return f"it holds {here}, which is a directory of Deckhands: {mark} is there"
             if depth < MAX_DEPTH:
@@ -226,7 +230,7 @@ def _installation_fault(directory: Path, mounts: Mounts) -> str:
 
 
 def _mark_in(directory: Path) -> str:
-    """Return the first of the files that show that a directory is one of Deckhands; empty: there are none."""
+    """Return the first file that marks a directory as one of Deckhands; empty if there is none."""
     return next((files[0] for files in MARKS if all(_is_secret(directory, name) for name in files)), "")
 
 
@@ -241,23 +245,15 @@ def _is_secret(directory: Path, name: str) -> bool:
     return is_ours and is_closed and file.st_uid == around.st_uid
 
 
-def _shared_fault(directory: Path) -> str:
-    return "it holds what belongs to others; name a directory in it" if str(directory) in SHARED else ""
-
-
-def _is_home_of_another(directory: Path) -> bool:
-    is_home = directory.parent == Path("/home") or directory == Path("/root")
-    return is_home and directory.stat().st_uid != os.getuid()
-
-
 def on_the_way(path: Path) -> list[Path]:
-    """Return the links that a path leads over, and where it leads: a user who may change one of them may change it."""
+    """Return the links on a path and its target. A user who may change one of them may change the path."""
     found: list[Path] = []
-    here, ahead = Path("/"), list(path.parts[1:])
+    here = Path("/")
+    ahead = list(path.parts[1:])
     while ahead and len(found) < MAX_LINKS:
         name = ahead.pop(0)
         here = here.parent if name == ".." else here / name
-        with suppress(OSError):  # no link, or nothing at all
+        with suppress(OSError):  # no link, or missing
             target = here.readlink()
             found.append(here)
             here = Path("/") if target.is_absolute() else here.parent
@@ -266,7 +262,7 @@ def on_the_way(path: Path) -> list[Path]:
 
 
 def _own_home_in_var() -> list[str]:
-    """Return the home of this user if the system keeps homes in /var, as some do: of services, or of everybody."""
+    """Return this user's home if it is in /var, as for services and on some systems for all users."""
     try:
         home = pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:
@@ -283,5 +279,5 @@ def _is_in(name: str, outer: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Return a name of the kernel's table without its escapes: blanks and the like, in octal digits."""
+    """Return a name from the kernel's table with its octal escapes (blanks and the like) decoded."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

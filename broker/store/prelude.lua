@@ -1,27 +1,28 @@
--- What every function library begins with; put behind its first line when it is deployed, see store.py.
+-- Helpers shared by all modules of the function library; see function_libraries.py.
 
 local store = {}
 
--- The server's own clock, which may jump. It is only shown; no wait and no deadline rests on it.
+-- The server's own clock, which may jump. It is only displayed; no wait and no deadline depends on it.
 function store.wall_ms()
   local t = redis.call('TIME')
   return t[1] * 1000 + math.floor(t[2] / 1000)
 end
 
--- The longest time between two beats that is taken for time and not for a jump of the server's clock.
+-- A longer time between two heartbeats is treated as a jump of the server's clock.
 store.BEAT_GAP_MS = 5000
 
--- The number that a field holds; nil for anything else, infinities and what no double holds exactly among it.
+-- Parse a field as a number; nil for any other text, infinities and numbers that a double cannot hold exactly.
 function store.number_of(text)
   local number = text and tonumber(text)
   if number and math.abs(number) <= 2 ^ 52 then return number end
   return nil
 end
 
--- The shard's time, which passes as it does for the workers, whatever the server's clock does, and the server's clock.
--- Between two beats, which keep it (see keep_time), it follows the server's clock, but neither back nor far ahead.
---   :clock  hash  wall -> the server's clock at the latest beat, now -> the shard's time then,
---           hooked -> whether webhooks hear of any of its conversations, which every append has to know
+-- Returns the shard's time and the server's clock. The shard's time advances like the workers' clocks, whatever the
+-- server's clock does. Heartbeats maintain it (see keep_time). Between two heartbeats it follows the server's clock,
+-- but never backwards or far ahead.
+--   :clock  hash  wall -> the server's clock at the latest heartbeat, now -> the shard's time then,
+--           hooked -> whether webhooks follow any of its conversations; every append needs it
 function store.times_ms(shard)
   local wall, kept = store.wall_ms(), redis.pcall('HMGET', shard .. ':clock', 'wall', 'now', 'hooked')
   local beat, time = store.number_of(kept[1]), store.number_of(kept[2])
@@ -39,7 +40,7 @@ function store.get(key, field)
   return value
 end
 
--- A deadline of 0 says that the worker is being removed, which is final: it must not come back half robbed.
+-- A deadline of 0 means that the worker is being removed. This is final: it must not return without some of its work.
 function store.alive(shard, worker)
   local deadline = redis.call('ZSCORE', shard .. ':workers', worker)
   return deadline ~= false and tonumber(deadline) > 0
@@ -51,14 +52,14 @@ function store.pairs_of(flat)
   return found
 end
 
--- Note in `:unreadable` that something which a key holds cannot be used; `deckhands doctor` shows it.
+-- Record in `:unreadable` that a value of a key cannot be used; `deckhands doctor` shows it.
 function store.note_unreadable(shard, key, id, why, held)
   redis.pcall('XADD', shard .. ':unreadable', 'MAXLEN', '~', 1000, '*', 'key', key, 'id', id,
     'why', string.sub(why, 1, 200), 'held', string.sub(held or '', 1, 1000))
 end
 
--- Do something for one of many: what is wrong with its keys is noted and hurts nobody else. Returns nil then, and what
--- the work returns otherwise. An error of the store itself is nobody's and is passed on.
+-- Run `work` for one of many items and return its result. An error caused by the item's keys is recorded and nil is
+-- returned, so that it does not affect other items. An error of the store itself is raised.
 function store.attempt(shard, key, id, work, ...)
   local done, outcome = pcall(work, ...)
   if done then return outcome end
@@ -70,7 +71,7 @@ function store.attempt(shard, key, id, work, ...)
   return nil
 end
 
--- Move a key of another type than it should have out of the way, to '<key>:unreadable'. Returns whether it is there.
+-- Return whether a key exists with the expected type. A key of another type is moved to '<key>:unreadable'.
 function store.is_there(shard, key, kind)
   local found = redis.call('TYPE', key)['ok']
   if found == kind then return true end

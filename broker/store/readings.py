@@ -1,6 +1,6 @@
-"""Questions to the store whose answers may be garbage: what cannot be used is as if it were not there.
+"""Tolerant reads from the store: unusable values count as missing.
 
-Holds: a key of another type spoils no other answer; the store is not waited for.
+Holds: a key of the wrong type affects no other reply. Calls are not retried while the store is away.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LARGEST = 2.0**53
 
 
 async def ask(connection: Connection, commands: Sequence[Sequence[Argument]]) -> list[Any]:
-    """Return the replies to commands, None for those that were refused.
+    """Return the replies to commands; None for refused commands.
 
     Raises:
         StoreError: the store does not answer.
@@ -33,7 +33,7 @@ async def ask(connection: Connection, commands: Sequence[Sequence[Argument]]) ->
 
 
 def number(found: Any) -> float:
-    """Return a number that is not negative; 0 for what is none."""
+    """Parse a non-negative number; 0 if invalid."""
     try:
         value = float(found)
     except (TypeError, ValueError):
@@ -42,12 +42,12 @@ def number(found: Any) -> float:
 
 
 def text(found: Any) -> str:
-    """Return a text; empty for what is none."""
+    """Decode a text; empty if invalid."""
     return found.decode(errors="replace") if isinstance(found, bytes) else ""
 
 
 def pairs(flat: Any) -> dict[str, Any]:
-    """Return what a reply has by name, with names as text."""
+    """Convert a flat reply to a dictionary with decoded names."""
     if not isinstance(flat, list) or len(flat) % 2:
         return {}
     return dict(zip(map(text, flat[::2]), flat[1::2], strict=True))

@@ -1,12 +1,14 @@
-"""The store as a whole: deploying the functions, checking that it is fit for use, calling them.
+"""The store as a whole: it deploys the functions, checks the server, and calls functions.
 
-Holds: nobody works on a store that evicts keys, was written by a newer version, or is not the one it was a moment ago.
+Holds: no process works on a store that evicts keys, was written by a newer version, or was replaced since it was
+opened.
 Keys: `deck:store`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -40,19 +42,50 @@ from broker.store.connection import (
     MultiplexedConnection,
     texts_by_name,
 )
-from broker.store.durability import REMEDY, volatility_of
 from broker.store.function_libraries import UNCHANGING, StoreFunctions, deploy
 from broker.store.keys import ConversationKeys, ShardKeys
-from broker.store.outage import Outage
-from broker.store.server_versions import weakness_of
+from broker.store.server_versions import REMEDY, volatility_of, weakness_of
 
 MINIMUM_SERVER_VERSION = (7, 0)
 MOST_SHARDS = 1_024
 NUMBER = re.compile("[0-9]{1,9}")
 FIRST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 1.0
+TOLD_AFTER_SECONDS = 0.5
+"""A shorter outage is not logged."""
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class Outage:
+    """Logs outages of the store: one line when an outage starts, and one when it ends, however many calls wait."""
+
+    def __init__(self) -> None:
+        self._waiting = 0
+        self._began = 0.0
+        self._is_told = False
+
+    def begin(self, clock: Clock) -> None:
+        """Record that a call must be repeated."""
+        if not self._waiting:
+            self._began = clock.monotonic()
+            self._is_told = False
+        self._waiting += 1
+
+    def go_on(self, clock: Clock, error: Exception) -> None:
+        """Record that the repeated call has failed, too."""
+        if not self._is_told and clock.monotonic() - self._began >= TOLD_AFTER_SECONDS:
+            self._is_told = True
+            _log.warning("the store is unavailable, conversations wait: %s", error)
+
+    def end(self, clock: Clock) -> None:
+        """Record that a call no longer waits: it succeeded or was given up."""
+        self._waiting -= 1
+        if not self._waiting and self._is_told:
+            self._is_told = False
+            _log.warning("the store is available again after %.1f s", clock.monotonic() - self._began)
 
 
 @dataclass(frozen=True)
@@ -61,14 +94,13 @@ class Store:
 
     Attributes:
         connection: the process's multiplexed connection.
-        shards: how many shards the store has; fixed for its life.
-        generation: made when the store was first used; another one means another (or an emptied) store.
-        clock: the time of all workers of this store; of other processes, that of their machine.
-        patience_seconds: how long an idempotent call is repeated while the store does not answer; None: for ever.
-        outage: what the log says meanwhile.
-        functions: which functions it has, and whether this process may call them.
-        warnings: what is wrong with its server although it serves, each with what to do about it: a hole that it may
-            have, no append-only file.
+        shards: how many shards the store has; fixed for its lifetime.
+        generation: created with the store; a different one means another (or an emptied) store.
+        clock: the shared time of all workers of this store; in other processes, the machine's time.
+        patience_seconds: how long to repeat an idempotent call while the store does not answer; None for no limit.
+        outage: logs outages.
+        functions: the functions in the store, and whether this process may call them.
+        warnings: problems of a working server, each with a remedy: a possible vulnerability, no append-only file.
     """
 
     connection: Connection
@@ -82,7 +114,7 @@ class Store:
 
     @property
     def all_shards(self) -> list[ShardKeys]:
-        """The keys of every shard."""
+        """The keys of each shard."""
         return [ShardKeys(shard) for shard in range(self.shards)]
 
     def keys(self, conversation_id: str) -> ConversationKeys:
@@ -98,7 +130,7 @@ class Store:
             The reply; its first element, the outcome, as str.
 
         Raises:
-            StoreUnavailable, OutcomeUnknown: still no answer after `patience_seconds`.
+            StoreUnavailable, OutcomeUnknown: no reply within `patience_seconds`.
             StoreTooNew, FunctionsTooOld, FunctionsReplaced: the functions are those of another version.
         """
 
@@ -113,17 +145,17 @@ class Store:
         try:
             return await self.persist(call)
         except StoreRefused:
-            await self.functions.check(self.connection)  # the clearer error, if it is the reason
+            await self.functions.check(self.connection)  # raises the clearer error if another version is the cause
             raise
 
     async def now(self, names: ShardKeys) -> datetime:
-        """Return the time that a shard counts in: the store's own, without the jumps of its clock."""
+        """Return a shard's time: the store's own, without the jumps of its clock."""
         try:
             _, now_ms = await self.function("deck_now", (names.root,))
         except StoreRefused as error:
             if "Function not found" not in str(error):
                 raise
-            seconds, microseconds = await self.call("TIME")  # no functions, and so no time of the shard yet
+            seconds, microseconds = await self.call("TIME")  # without functions, the shard has no time of its own
             now_ms = int(seconds) * 1_000 + int(microseconds) // 1_000
         return from_millis(int(now_ms))
 
@@ -141,20 +173,20 @@ class Store:
         """Repeat an idempotent call while the store cannot be reached, with growing, jittered pauses.
 
         Raises:
-            StoreUnavailable, OutcomeUnknown: still no answer after `patience_seconds`.
+            StoreUnavailable, OutcomeUnknown: no reply within `patience_seconds`.
         """
         return await _persist(call, self.clock, self.patience_seconds, self.outage)
 
     async def check_generation(self) -> None:
-        """Make sure that the store is still the one that was opened.
+        """Check that the store is still the one that was opened.
 
         Raises:
-            StoreReplaced: it was emptied or replaced; to continue would begin its conversations again at event 1.
+            StoreReplaced: it was emptied or replaced; continuing would restart its conversations at event 1.
         """
         self.compare_generation(await self.call("HGET", keys.STORE, "generation"))
 
     def compare_generation(self, found: bytes | None) -> None:
-        """Do what `check_generation` does, with what the store has as its generation now."""
+        """Like `check_generation`, for a generation that was already read."""
         if found is None or found.decode(errors="backslashreplace") != self.generation:
             raise StoreReplaced(
                 "The store is not the one this process started with: it was emptied or replaced.",
@@ -175,21 +207,21 @@ async def open_store(
     opening_seconds: float | None = 0.0,
     deploys: bool = True,
 ) -> Store:
-    """Connect to a store, deploy the functions that are missing or older, and check that it is fit.
+    """Connect to a store, deploy missing or older functions, and check the store.
 
     Args:
-        url: `redis://…`, `rediss://…`, `unix://…`, or a ready connection.
-        shards: for a store that has never been used; a used one keeps its number.
+        url: `redis://…`, `rediss://…`, `unix://…`, or an existing connection.
+        shards: the number for a new store; an existing store keeps its number.
         patience_seconds: see `Store`.
-        opening_seconds: how long to try while the store does not answer at all; 0: once, None: for ever.
-        deploys: False for clients, which leave the functions in the store as they are, and read whatever they are; one
-            that writes checks them first, and deploys only if the store has none at all.
+        opening_seconds: how long to retry while the store does not answer; 0 for one attempt, None for no limit.
+        deploys: False for clients, which read with any version of the functions. Before a write, a client checks the
+            version, and deploys only if the store has no functions.
 
     Raises:
         StoreUnavailable: cannot connect.
-        StoreMisconfigured: too old a server, or one with a known hole; evicts keys, or refuses the login.
-        StoreTooNew: written by a newer version of Deckhands, or its functions no longer serve this one.
-        FunctionsTooOld: its functions are older and stay for now, see `deploy`.
+        StoreMisconfigured: the server is too old, vulnerable or evicts keys, or it refuses the login.
+        StoreTooNew: a newer version of Deckhands wrote the store, or its functions no longer serve this version.
+        FunctionsTooOld: its functions are older and are kept for now, see `deploy`.
     """
     connection = MultiplexedConnection(url) if isinstance(url, str) else url
     clock = SharedClock(clock)
@@ -204,8 +236,8 @@ async def open_store(
             if WRONG_TYPE not in error.message:
                 raise
             raise StoreMisconfigured(
-                f"{keys.STORE} holds no facts about a store, but a key of another type.",
-                remedy="Somebody has overwritten it. Restore the store's append-only file, or use an empty store.",
+                f"The key {keys.STORE} is not a hash of the facts about a store.",
+                remedy="Another program overwrote it. Restore the store's append-only file, or use an empty store.",
             ) from error
 
     try:
@@ -225,7 +257,7 @@ async def open_store(
 
 
 async def server_facts(connection: Connection) -> dict[str, str]:
-    """Return what the server says of itself, by name."""
+    """Return the fields of the server's INFO."""
     text = (await connection.call("INFO")).decode()
     return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
@@ -236,7 +268,8 @@ async def _persist(call: Callable[[], Awaitable[T]], clock: Clock, patience_seco
     except (OutcomeUnknown, StoreUnavailable):
         if patience_seconds is not None and patience_seconds < FIRST_PAUSE_SECONDS:
             raise
-    started, pause = clock.monotonic(), FIRST_PAUSE_SECONDS
+    started = clock.monotonic()
+    pause = FIRST_PAUSE_SECONDS
     outage.begin(clock)
     try:
         while True:
@@ -254,7 +287,7 @@ async def _persist(call: Callable[[], Awaitable[T]], clock: Clock, patience_seco
 
 
 async def _check_server(connection: Connection) -> tuple[str, ...]:
-    """Refuse a server that cannot be used, and return what is wrong with one that can."""
+    """Raise if the server cannot be used; else return warnings."""
     facts = await server_facts(connection)
     mode = facts.get("server_mode") or facts.get("redis_mode")
     if mode == "sentinel":
@@ -271,7 +304,8 @@ async def _check_server(connection: Connection) -> tuple[str, ...]:
             f"The store would evict keys when full (maxmemory-policy {facts.get('maxmemory_policy')}).",
             remedy="Set `maxmemory-policy noeviction` on it.",
         )
-    weakness, lost = weakness_of(facts), volatility_of(facts)
+    weakness = weakness_of(facts)
+    lost = volatility_of(facts)
     warnings = (f"{lost} {REMEDY}",) if lost else ()
     if weakness is None or BrokerSettings.from_env().store_patched:
         return warnings
@@ -285,8 +319,8 @@ def _require_number(about: dict[str, str], name: str, least: int, most: int | No
     if NUMBER.fullmatch(text) and least <= int(text) and (most is None or int(text) <= most):
         return
     raise StoreMisconfigured(
-        f"The field {name} of {keys.STORE} says {ascii(text)[:100]}, which is not a number that Deckhands has written.",
-        remedy="Somebody has changed it. Restore the store's append-only file, or use an empty store.",
+        f"The field {name} of {keys.STORE} is {ascii(text)[:100]}, which is not a number written by Deckhands.",
+        remedy="Another program changed it. Restore the store's append-only file, or use an empty store.",
     )
 
 
@@ -294,7 +328,7 @@ async def _found_store(connection: Connection, shards: int) -> dict[str, str]:
     about = await _facts(connection)
     facts: dict[str, str | int] = {"generation": new_key(), "shards": shards, "schema": SCHEMA_VERSION}
     missing = [name for name in facts if name not in about]
-    if missing:  # with nothing to write, also a store on a full disk can be read
+    if missing:  # without a write, a store on a full disk can still be read
         await connection.call_many([("HSETNX", keys.STORE, name, facts[name]) for name in missing])
         about = await _facts(connection)
     _require_number(about, "shards", 1, MOST_SHARDS)

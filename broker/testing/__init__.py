@@ -1,4 +1,4 @@
-"""A store in memory that runs the real functions, for tests and simulations.
+"""An in-memory store that runs the real functions, for tests and simulations.
 
 Start with: memory_store.
 """

@@ -1,7 +1,7 @@
 """The keys of the in-memory store, and its commands on hashes, sets, sorted sets and strings.
 
-Holds: replies are those of a real server: bytes, int, None, or lists of them; errors are raised as `ReplyError`.
-Does not: expire, persist or evict; know commands that nothing here uses.
+Holds: replies equal a real server's: bytes, int, None, or lists of them; errors are raised as `ReplyError`.
+Does not: expire, persist or evict keys; implement commands that Deckhands does not use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ V = TypeVar("V")
 
 
 class Status(bytes):
-    """A reply such as OK: a table in Lua, bytes everywhere else."""
+    """A status reply such as OK: a table in Lua, bytes elsewhere."""
 
 
 OK = Status(b"OK")
@@ -30,14 +30,14 @@ class Hash(dict[bytes, bytes]):
 
 
 class Members(dict[bytes, None]):
-    """A set that keeps its order, so that a simulation repeats itself."""
+    """A set with insertion order, so that simulations are deterministic."""
 
 
 class SortedSet(dict[bytes, float]):
     """A sorted set: member → score."""
 
     def ranked(self) -> list[tuple[bytes, float]]:
-        """Return members and scores by score, then by member."""
+        """Return members and scores, sorted by score, then by member."""
         return sorted(self.items(), key=lambda item: (item[1], item[0]))
 
 
@@ -47,7 +47,7 @@ class Keyspace:
     def __init__(self, clock: Clock) -> None:
         self.values: dict[bytes, Any] = {}
         self.grown: set[bytes] = set()
-        """Streams that got an entry or disappeared since the server last served the reads that wait for them."""
+        """Streams that have new entries or were removed since blocked reads were last served."""
         self._clock = clock
 
     def now_ms(self) -> int:
@@ -55,10 +55,10 @@ class Keyspace:
         return to_millis(self._clock.now())
 
     def find(self, key: bytes, kind: type[V]) -> V | None:
-        """Return the value of a key, None if there is none.
+        """Return the value of a key, None if it is missing.
 
         Raises:
-            ReplyError: it is of another kind.
+            ReplyError: the value has another type.
         """
         value = self.values.get(key)
         if value is not None and type(value) is not kind:
@@ -66,14 +66,14 @@ class Keyspace:
         return value
 
     def make(self, key: bytes, kind: type[V]) -> V:
-        """Return the value of a key, made if there is none; see `find` for what is raised."""
+        """Return the value of a key, created if missing; raises the errors of `find`."""
         value = self.find(key, kind)
         if value is None:
             value = self.values[key] = kind()
         return value
 
     def drop_empty(self, key: bytes) -> None:
-        """Forget a hash or set that has nothing left in it."""
+        """Delete an empty hash or set."""
         if not self.values.get(key, True):
             del self.values[key]
 
@@ -225,7 +225,7 @@ def _zrevrange(keys: Keyspace, args: Arguments) -> list[bytes]:
 
 
 def _zscan(keys: Keyspace, args: Arguments) -> list[Any]:
-    """Return all that match at once, as a server may."""
+    """Return all matches at once, which a server may do."""
     pattern = args[args.index(b"MATCH") + 1].decode() if b"MATCH" in args else "*"
     ranked = (keys.find(args[0], SortedSet) or SortedSet()).ranked()
     found = [(member, score) for member, score in ranked if fnmatchcase(member.decode(errors="replace"), pattern)]
@@ -299,12 +299,12 @@ def _exists(keys: Keyspace, args: Arguments) -> int:
 
 
 def _pexpire(keys: Keyspace, args: Arguments) -> int:
-    """Say what a server says; the key stays."""
+    """Reply like a server, but keep the key."""
     return _exists(keys, args[:1])
 
 
 def _persist(_: Keyspace, __: Arguments) -> int:
-    """Say that the key had no end; none has one here."""
+    """Reply that the key has no expiry; keys here never have one."""
     return 0
 
 
@@ -369,4 +369,4 @@ COMMANDS: dict[bytes, Command] = {
     b"TIME": _time,
     b"INFO": _describe_server,
 }
-"""Every command of this file, by its name."""
+"""All commands of this file, by name."""

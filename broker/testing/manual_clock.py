@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 
 class ManualClock:
-    """A clock that moves only when told to; wall and monotonic time move together."""
+    """A clock that moves only in `advance`; wall and monotonic time move together."""
 
     def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
         self._start = start
@@ -22,5 +22,5 @@ class ManualClock:
         return datetime.fromtimestamp(self._start.timestamp() + self._elapsed, UTC)
 
     def monotonic(self) -> float:
-        """Return seconds since the clock was made."""
+        """Return seconds since the clock was created."""
         return self._elapsed

@@ -1,31 +1,33 @@
-"""A store in memory behind a `Connection`: for tests and simulations, on any event loop, with any clock.
+"""An in-memory store behind a `Connection`, for tests and simulations, with any event loop and clock.
 
-Holds: what a command or a function answers and changes is what a real server would; tests compare the two. A blocked
-read is served in the step in which its entry arrives, the longest waiting first, and times out by the loop's clock.
-Does not: survive the process; follow the limits, permissions and configuration of a server.
+Holds: commands and functions reply and write like a real server; tests compare the two. A blocked read is answered in
+the same step in which its entry arrives, the longest waiting first. It times out by the loop's clock.
+Does not: survive the process; enforce limits, permissions and configuration of a server.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgpack
 from hiredis import ReplyError
 
 from broker.runtime import Clock, OutcomeUnknown, SystemClock
 from broker.store import Argument, check_reply
 from broker.testing import keyspace, streams
-from broker.testing.keyspace import Arguments, Keyspace
-from broker.testing.lua_library import LuaLibrary
+from broker.testing.keyspace import Arguments, Keyspace, Status
 from broker.testing.streams import Read
+
+Call = Callable[[Arguments], Any]
 
 
 class MemoryServer:
-    """What any number of `MemoryConnection`s share.
+    """The state shared by all `MemoryConnection`s of one store.
 
     Attributes:
-        restarts: to be raised when what it holds is replaced by something older, as if it had come back with that.
+        restarts: increase it after replacing the data by older data, to simulate a restart with a lost tail.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -36,10 +38,10 @@ class MemoryServer:
         self._commands = {**keyspace.COMMANDS, **streams.COMMANDS}
 
     def execute(self, command: Arguments) -> Any:
-        """Perform a command without waiting, and serve the reads that waited for what it added.
+        """Execute a command without waiting, and answer blocked reads of the entries that it added.
 
         Raises:
-            ReplyError: it was refused.
+            ReplyError: the command was refused.
         """
         try:
             return self._perform(command)
@@ -48,7 +50,10 @@ class MemoryServer:
                 self._serve()
 
     def block(self, read: Read) -> asyncio.Future[Any]:
-        """Begin a blocking read: its reply is there at once, or when an entry arrives, or None when time is up."""
+        """Start a blocking read.
+
+        It returns at once if entries exist, else on the next entry, or None on a timeout.
+        """
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         reply = self._try(read)
@@ -74,7 +79,8 @@ class MemoryServer:
         return run(self.keys, args)
 
     def _call_function(self, args: Arguments) -> Any:
-        name, number = args[0], int(args[1])
+        name = args[0]
+        number = int(args[1])
         for library in self._libraries.values():
             if name in library.functions:
                 return library.run(name, args[2 : 2 + number], args[2 + number :])
@@ -106,6 +112,81 @@ class MemoryServer:
             return error
 
 
+class LuaLibrary:
+    """A function library, run in this process: the real Lua source, in Lua 5.1 as embedded in the servers.
+
+    Holds: values are converted between Lua and replies by the rules of Redis: false is nil, numbers are truncated to
+    integers, an array ends at its first nil. An error in a command ends the function and keeps its earlier writes.
+    Does not: sandbox the source, which is our own.
+    """
+
+    def __init__(self, source: bytes, call: Call) -> None:
+        """Run the source, which registers its functions.
+
+        Args:
+            source: starts with `#!lua name=<name>`.
+            call: performs a command for `redis.call`.
+        """
+        import lupa.lua51
+
+        shebang, _, body = source.partition(b"\n")
+        self.name = shebang.partition(b"name=")[2].strip()
+        self.functions: dict[bytes, Any] = {}
+        self._call = call
+        self._lua = lupa.lua51.LuaRuntime(encoding=None, register_eval=False)
+        redis = {b"call": self._redis_call, b"pcall": self._redis_pcall}
+        redis[b"register_function"] = self.functions.__setitem__
+        self._lua.globals()[b"redis"] = self._lua.table_from(redis)
+        self._lua.globals()[b"cmsgpack"] = self._lua.table_from({b"unpack": self._unpack})
+        self._lua.execute(b"\n" + body)  # the empty line preserves the line numbers of errors
+
+    def run(self, name: bytes, keys: Arguments, arguments: Arguments) -> Any:
+        """Call a function and return its reply.
+
+        Raises:
+            ReplyError: the function does not exist, or a command in it failed.
+        """
+        function = self.functions.get(name)
+        if function is None:
+            raise ReplyError("ERR Function not found")
+        return self._to_reply(function(self._lua.table_from(keys), self._lua.table_from(arguments)))
+
+    def _redis_call(self, *command: Any) -> Any:
+        return self._to_lua(self._call([_argument(part) for part in command]))
+
+    def _redis_pcall(self, *command: Any) -> Any:
+        try:
+            return self._redis_call(*command)
+        except ReplyError as error:
+            return self._lua.table_from({b"err": str(error).encode()})
+
+    def _unpack(self, packed: bytes) -> Any:
+        return self._lua.table_from(msgpack.unpackb(packed, raw=True), recursive=True)
+
+    def _to_lua(self, reply: Any) -> Any:
+        if reply is None:
+            return False
+        if isinstance(reply, Status):
+            return self._lua.table_from({b"ok": bytes(reply)})
+        if isinstance(reply, list):
+            return self._lua.table_from([self._to_lua(item) for item in reply])
+        return reply
+
+    def _to_reply(self, value: Any) -> Any:
+        if value is None or value is False:
+            return None
+        if isinstance(value, bytes):
+            return value
+        if isinstance(value, int | float):
+            return int(value)
+        items = []
+        position = 1
+        while (item := value[position]) is not None:
+            items.append(self._to_reply(item))
+            position += 1
+        return items
+
+
 class MemoryConnection:
     """A `Connection` to a `MemoryServer`."""
 
@@ -120,7 +201,7 @@ class MemoryConnection:
 
     async def call(self, *command: Argument) -> Any:
         """See `Connection.call`."""
-        await asyncio.sleep(0)  # as on a wire, others run between sending and execution, and before the reply
+        await asyncio.sleep(0)  # like a network, let other tasks run before the execution and before the reply
         reply = await self._reply(command)
         await asyncio.sleep(0)
         return check_reply(reply)
@@ -134,10 +215,13 @@ class MemoryConnection:
 
     async def _reply(self, command: Sequence[Argument]) -> Any:
         """Return the reply to a command; only a blocking read waits."""
-        packed = _packed(command)
+        packed = [part if isinstance(part, bytes) else str(part).encode() for part in command]
         read = Read.parse(packed)
         if read is None or read.block_ms is None:
-            return self._execute(packed)
+            try:
+                return self.server.execute(packed)
+            except ReplyError as error:
+                return error
         future = self.server.block(read)
         self._blocked.add(future)
         future.add_done_callback(self._blocked.discard)
@@ -153,17 +237,14 @@ class MemoryConnection:
             if not future.done():
                 future.set_exception(OutcomeUnknown("The connection to the store was closed before the reply."))
 
-    def _execute(self, command: Arguments) -> Any:
-        try:
-            return self.server.execute(command)
-        except ReplyError as error:
-            return error
-
-
-def _packed(command: Sequence[Argument]) -> Arguments:
-    return [part if isinstance(part, bytes) else str(part).encode() for part in command]
-
 
 def _set_result(future: asyncio.Future[Any], result: Any) -> None:
     if not future.done():
         future.set_result(result)
+
+
+def _argument(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    assert type(value) in (int, float), "commands take strings and numbers"
+    return b"%d" % value if value == int(value) else b"%.17g" % value

@@ -1,6 +1,6 @@
-"""Streams of the in-memory store: entries, consumer groups, what each consumer was handed and has not acknowledged.
+"""Streams of the in-memory store: entries, consumer groups, and pending entries of each consumer.
 
-Holds: ids rise strictly within a stream, even after a trim; a read without news changes nothing but the list of
+Holds: ids rise strictly within a stream, even after a trim. A read without new entries changes only the list of
 consumers. Semantics: Redis 7.
 """
 
@@ -18,12 +18,12 @@ Id = tuple[int, int]
 
 LAST_SEQ = (1 << 64) - 1
 TRIM_SLACK = 100
-"""How many entries an approximate trim may leave over: a real server drops whole nodes of a hundred."""
+"""How many excess entries an approximate trim may leave: a real server drops whole nodes of a hundred."""
 
 
 @dataclass
 class Pending:
-    """An entry in a consumer's hands."""
+    """An entry that was delivered to a consumer and not acknowledged."""
 
     consumer: bytes
     delivered_ms: int
@@ -32,14 +32,14 @@ class Pending:
 
 @dataclass
 class Group:
-    """A consumer group: how far it has come, its consumers, what they hold."""
+    """A consumer group: its last delivered id, its consumers, and their pending entries."""
 
     last: Id
     consumers: dict[bytes, None] = field(default_factory=dict)
     pending: dict[Id, Pending] = field(default_factory=dict)
 
     def held(self, consumer: bytes | None = None) -> list[tuple[Id, Pending]]:
-        """Return what a consumer, or any, holds, in order of id."""
+        """Return the pending entries of a consumer, or of all, sorted by id."""
         return sorted(
             (item for item in self.pending.items() if consumer in (None, item[1].consumer)), key=lambda item: item[0]
         )
@@ -60,11 +60,11 @@ class Stream:
         return found if count is None else found[:count]
 
     def entry(self, entry_id: Id) -> list[Any]:
-        """Return an entry as a reply; its fields are None when it was trimmed."""
+        """Return an entry as a reply; its fields are None if it was trimmed."""
         return [id_text(entry_id), self.fields.get(entry_id)]
 
     def drop_first(self, number: int) -> int:
-        """Trim `number` entries and return how many those were."""
+        """Trim the first `number` entries and return how many were removed."""
         gone, self.ids = self.ids[:number], self.ids[number:]
         for entry_id in gone:
             del self.fields[entry_id]
@@ -76,9 +76,9 @@ class Read:
     """An XREAD or XREADGROUP.
 
     Attributes:
-        group: of XREADGROUP, else empty.
-        block_ms: how long to wait, 0 for ever, None not at all.
-        streams: key → id to read after; `>` for what was never delivered.
+        group: the group of XREADGROUP, else empty.
+        block_ms: how long to wait; 0 for no limit, None not to wait.
+        streams: key → id to read after; `>` for undelivered entries.
     """
 
     group: bytes
@@ -89,12 +89,13 @@ class Read:
 
     @staticmethod
     def parse(command: Arguments) -> Read | None:
-        """Return the read that a command is, None if it is another command."""
+        """Parse a command as a read; None if it is another command."""
         name, *args = command
         if name.upper() not in (b"XREAD", b"XREADGROUP"):
             return None
         group, consumer = (args[1], args[2]) if name.upper() == b"XREADGROUP" else (b"", b"")
-        at, options = (3 if group else 0), dict[bytes, int]()
+        at = 3 if group else 0
+        options = dict[bytes, int]()
         while args[at].upper() != b"STREAMS":
             options[args[at].upper()] = int(args[at + 1])
             at += 2
@@ -104,7 +105,7 @@ class Read:
         return Read(group, consumer, options.get(b"COUNT"), options.get(b"BLOCK"), streams)
 
     def run(self, keys: Keyspace) -> list[Any] | None:
-        """Perform it once; None when there is nothing to be had."""
+        """Perform the read once; None if there are no entries."""
         for key, after in self.streams.items():
             if after == b"$":
                 self.streams[key] = id_text((keys.find(key, Stream) or Stream()).last)
@@ -140,7 +141,7 @@ LAST_ID: Id = (LAST_SEQ, LAST_SEQ)
 
 
 def parse_id(text: bytes, *, seq: int = 0) -> Id:
-    """Read an id, completed by `seq`; `-` and `+` are the first and the last there can be."""
+    """Parse an id, completed by `seq`; `-` and `+` are the lowest and the highest possible id."""
     if text in (b"-", b"+"):
         return (0, 0) if text == b"-" else LAST_ID
     ms, dash, rest = text.partition(b"-")
@@ -151,7 +152,7 @@ def parse_id(text: bytes, *, seq: int = 0) -> Id:
 
 
 def id_text(entry_id: Id) -> bytes:
-    """Write an id."""
+    """Render an id."""
     return b"%d-%d" % entry_id
 
 
@@ -319,4 +320,4 @@ COMMANDS: dict[bytes, Command] = {
     b"XACK": _xack,
     b"XPENDING": _xpending,
 }
-"""Every command of this file, by its name."""
+"""All commands of this file, by name."""

@@ -1,4 +1,4 @@
-"""Tools of one's own: their definition, their offer to controllers, Celery tasks as tools, plug-ins.
+"""User-defined tools: their definition, their offers to controllers, Celery tasks as tools, plug-ins.
 
 Start with: custom_tools.
 """

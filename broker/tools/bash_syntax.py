@@ -1,7 +1,8 @@
-"""The syntax tree of a text in bash.
+"""Parses bash into a syntax tree.
 
-Holds: no text ends the process. The grammar's own scanner looks characters up in a table of the C library, and beyond
-its end with those of high planes; for bash all of them are parts of words, so one that is none of them stands in.
+Holds: no text crashes the process. The grammar's own scanner looks characters up in a table of the C library, and reads
+beyond its end for characters of high planes. Bash treats all characters beyond ASCII as parts of words, so each is
+replaced by one ASCII character.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ import tree_sitter_bash
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
 _STAND_IN = "\x7f"
 MAX_PIPES = 2_000
-"""The parser takes the square of their number: ten thousand would hold up a worker, and all its work, for minutes."""
+"""The parser takes quadratic time in the number of pipes: ten thousand would block a worker for minutes."""
 
 
 def parsed(text: str) -> tree_sitter.Node | None:
-    """Return the root of the tree; positions in it are those of the text's characters.
+    """Return the root of the tree. Its positions count the characters of the text.
 
-    Texts of nodes have a DEL for each character beyond ASCII: what is compared with them is ASCII.
+    In the texts of nodes, each character beyond ASCII is replaced by DEL, because they are only compared with ASCII.
 
     Returns:
-        None where there are more than `MAX_PIPES`.
+        None if there are more than `MAX_PIPES` pipes.
     """
     if text.count("|") > MAX_PIPES:
         return None

@@ -1,9 +1,9 @@
-"""Any Celery task as a tool: the agent calls a task of the user's own application, on the user's own workers.
+"""Celery tasks as tools: the agent calls a task of the user's own application, on the user's own workers.
 
     refund = celery_tool("shop.tasks.refund", Refund, "Pay an order back.", app="shop.celery:app")
 
-Holds: a task is sent once for a call, under an id that belongs to this call alone; after a crash its result is waited
-for, and it is not sent again unless it is declared `idempotent`.
+Holds: a call sends a task once, under a task id that is unique to the call. After a crash, the result of that task is
+awaited; the task is not sent again unless it is declared `idempotent`.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ def celery_tool(
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     may_terminate: bool = False,
 ) -> CustomTool:
-    """Make a tool of a Celery task.
+    """Create a tool from a Celery task.
 
     Args:
-        task: Its name, as its workers know it.
-        parameters: Its keyword arguments: a model, which checks them, or a JSON Schema, which is only shown.
+        task: Its name, as registered by its workers.
+        parameters: Its keyword arguments: a model, which validates them, or a JSON Schema, which is only shown.
         description: For the model.
-        app: The application, `module:attribute`, imported when the tool is first called; or else both URLs.
-        queue: Where to send it; None: where the application sends it.
+        app: The application, `module:attribute`, imported on the first call; alternatively, give both URLs.
+        queue: The queue; None for the application's routing.
         name: For the model; the last part of the task's name if empty.
-        pool: The tool workers that may send it; empty: those that hold the conversation's workspace.
-        outcome: What to do with a call whose tool worker died: `checkable` waits for the result of the task that was
-            sent, `idempotent` sends it again if it has left none, `at_most_once` does neither.
-        timeout_seconds: How long a result is waited for; a task that has not begun by then is revoked.
-        may_terminate: Whether a call that is stopped, or late, ends the child process that runs its task, with whatever
-            else that process has taken up since. Otherwise a task that has begun continues.
+        pool: The tool workers that may send it; empty for those that hold the conversation's workspace.
+        outcome: The recovery after a tool worker's death: `checkable` waits for the result of the sent task,
+            `idempotent` sends it again if it has left no result, `at_most_once` does neither.
+        timeout_seconds: How long to wait for a result. A task that has not started by then is revoked.
+        may_terminate: Whether a stopped or late call terminates the child process that runs its task, including any
+            other task that the process has taken since. Otherwise, a started task continues.
 
     Raises:
         UsageError: neither an application nor both URLs are given.
     """
     if not app and not (broker_url and backend_url):
         raise UsageError(
-            f"Nothing says where the task {task} runs.", remedy="Give `app`, or `broker_url` and `backend_url`."
+            f"No application is given for the task {task}.", remedy="Give `app`, or `broker_url` and `backend_url`."
         )
     policy = OutcomePolicy(outcome)
     own_name = name or task.rpartition(".")[2]
@@ -82,7 +82,7 @@ def celery_tool(
         action=model,
         run=calls.run,
         check=calls.check if policy is OutcomePolicy.CHECKABLE else None,
-        # The wait has the limit; this one is for a broker that does not answer.
+        # The wait itself has the limit; this one covers a broker that does not answer.
         timeout_seconds=timeout_seconds + 30.0,
     )
 
@@ -100,7 +100,7 @@ class _Calls:
         self._sender = cache(lambda: TaskSender(**reach))
 
     async def run(self, arguments: Any, context: ToolContext) -> Any:
-        """Send the task, unless it was sent before and has left its result, and wait for the result."""
+        """Send the task unless it was sent before and left a result, then wait for the result."""
         task_id = _task_id(context)
         given = arguments.model_dump(mode="json") if isinstance(arguments, BaseModel) else arguments
         sender = await asyncio.to_thread(self._sender)
@@ -116,7 +116,7 @@ class _Calls:
         return self._value(state)
 
     async def check(self, arguments: Any, context: ToolContext) -> Any:  # noqa: ARG002  (the protocol's)
-        """Wait for the result of the task that an earlier worker has sent, or was about to send."""
+        """Wait for the result of the task that an earlier worker has sent or was about to send."""
         sender = await asyncio.to_thread(self._sender)
         state = await self._ended_or_stopped(sender, context)
         return OutcomeUnknownObservation(content=NOT_SAID) if state is None else self._value(state)
@@ -125,7 +125,7 @@ class _Calls:
         try:
             return await self._ended(sender, _task_id(context))
         except asyncio.CancelledError:
-            # Not when only our worker stops: the next one waits for the same task.
+            # Not on a worker shutdown: the next worker waits for the same task.
             if context.is_cancelled:
                 await asyncio.to_thread(sender.revoke, _task_id(context), may_terminate=self._may_terminate)
             raise
@@ -138,7 +138,7 @@ class _Calls:
                     state = await asyncio.to_thread(sender.state, task_id)
                     if state.is_ready:
                         return state
-                    await asyncio.sleep(pause)  # not every backend tells when a result has come
+                    await asyncio.sleep(pause)  # not every backend can notify of a result
                     pause = min(1.5 * pause, LONGEST_PAUSE_SECONDS)
         except TimeoutError:
             return None

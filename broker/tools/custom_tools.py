@@ -1,12 +1,12 @@
-"""Tools that people write: a typed function, or a class with an `Action` and an `Observation` model.
+"""User-defined tools: a typed function, or a class with an `Action` and an `Observation` model.
 
     @custom_tool(outcome="idempotent")
     async def weather(city: str) -> str:
         '''Tell the weather of a city.'''
         return await forecast(city)
 
-Holds: what the model sees follows from the types and docstrings alone; arguments that do not fit never reach the
-tool; the tool runs in a tool worker, and nowhere else is its code imported.
+Holds: the tool's schema and description are derived from its types and docstrings alone. Invalid arguments never reach
+the tool. Its code is imported and run in tool workers only.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ DEFAULT_TIMEOUT_SECONDS = 120.0
 
 
 class ToolFailed(DeckhandsError):
-    """Raise it in a tool to report to the model what went wrong; the model reads only this text."""
+    """Raised by a tool to report a failure to the model; the model reads only this text."""
 
     code = "tool_failed"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """Which call this is; a function gets it by a parameter of this type, a class as second argument of `run`.
+    """The current call.
+
+    A function receives it as a parameter of this type, a class as second argument of `run`.
 
     Attributes:
-        fingerprint: of what is called with which arguments.
-        cancelled: is set when the call is stopped or has taken too long; an asynchronous function is cancelled then
-            besides, any other has to look.
+        fingerprint: a hash of the tool and its arguments.
+        cancelled: set when the call is stopped or has timed out. An asynchronous function is also cancelled; any other
+            must check it.
     """
 
     conversation_id: str
@@ -48,34 +50,34 @@ class ToolContext:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for this call any more."""
+        """Whether the result is no longer needed."""
         return self.cancelled.is_set()
 
     @property
     def idempotency_key(self) -> str:
-        """Return a name for this very call: the same when it is run again after a crash, and never another's."""
+        """Return a unique key of this call. It is the same when the call is repeated after a crash."""
         call = f"{self.conversation_id}-{self.action_id}"
         return f"{call}-{self.fingerprint}" if self.fingerprint else call
 
 
 class Runner(Protocol):
-    """What carries out a call whose arguments fit."""
+    """Executes a call with valid arguments."""
 
     def __call__(self, arguments: Any, context: ToolContext) -> Any:
-        """Return the result, or an awaitable of it; for `check`: None if it did not take effect."""
+        """Return the result or an awaitable of it. For `check`, None means that the call took no effect."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CustomTool:
-    """A tool as its worker holds it.
+    """A tool as held by its worker.
 
     Attributes:
-        offer: what others know of it.
-        action: what arguments are checked with; None: they are passed on as they are, as a dict.
-        run: carries out a call. A function that is not asynchronous gets its own thread.
-        check: of a `checkable` tool: reports the outcome of a call whose worker died.
-        timeout_seconds: after which a call is answered by an error. A thread cannot be stopped: it has to look at
+        offer: its published description.
+        action: the model that validates the arguments; None to pass them on unchanged, as a dict.
+        run: executes a call. A function that is not asynchronous runs in its own thread.
+        check: for a `checkable` tool: reports the outcome of a call whose worker died.
+        timeout_seconds: after this time, a call returns an error. A thread cannot be stopped: it must check
             `ToolContext.is_cancelled`.
     """
 
@@ -86,10 +88,10 @@ class CustomTool:
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
 
     def arguments(self, given: dict[str, Any]) -> Any:
-        """Return the arguments as the tool takes them.
+        """Return the arguments in the form that the tool accepts.
 
         Raises:
-            ToolFailed: they do not fit; names the first that does not.
+            ToolFailed: an argument is invalid; the text names the first.
         """
         if self.action is None:
             return given
@@ -125,18 +127,18 @@ def custom_tool(
     outcome: OutcomePolicy | str = OutcomePolicy.AT_MOST_ONCE,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
 ) -> CustomTool | Callable[[Callable[..., Any]], CustomTool]:
-    """Make a tool of a typed function or a class; a decorator, with or without arguments.
+    """Create a tool from a typed function or a class. A decorator, with or without arguments.
 
     Args:
-        definition: A function whose parameters and docstring speak for themselves, or a class with `Action` (a model
-            of the arguments), `run(self, action, context)`, and for a checkable tool `check(self, action, context)`.
+        definition: A function with a docstring and typed parameters, or a class with `Action` (a model of the
+            arguments), `run(self, action, context)`, and for a checkable tool `check(self, action, context)`.
         name: For the model; the function's or the class's own name in snake case if empty.
-        pool: The tool workers that may run it; empty: those that hold the conversation's workspace.
-        outcome: What to do with a call whose worker died: see `OutcomePolicy`.
+        pool: The tool workers that may run it; empty for those that hold the conversation's workspace.
+        outcome: The recovery policy for a call whose worker died: see `OutcomePolicy`.
         timeout_seconds: See `CustomTool`.
 
     Raises:
-        UsageError: it cannot be a tool; says why.
+        UsageError: the definition cannot be a tool; the text says why.
     """
     if definition is None:
         return lambda found: _defined(found, name, pool, OutcomePolicy(outcome), timeout_seconds)
@@ -144,7 +146,7 @@ def custom_tool(
 
 
 def as_custom_tool(found: Any) -> CustomTool:
-    """Return what an entry point names as a tool: a `CustomTool`, or a function or class that can be one.
+    """Convert the object of an entry point to a tool: a `CustomTool`, or a function or class that can be one.
 
     Raises:
         UsageError: it cannot be a tool.
@@ -186,7 +188,7 @@ def _defined(
     except ValidationError as error:
         raise UsageError(f"{own_name} cannot be a tool: {error}", remedy="Change its name, text or types.") from error
     if not offer.description:
-        raise UsageError(f"The tool {own_name} has no docstring.", remedy="Tell the model what it is for.")
+        raise UsageError(f"The tool {own_name} has no docstring.", remedy="Add one that tells the model its purpose.")
     return CustomTool(offer, action, run, check, timeout_seconds)
 
 
@@ -202,7 +204,7 @@ def _parts_of_class(definition: type) -> tuple[type[BaseModel], Runner, Runner |
 
 
 def _parts_of_function(function: Callable[..., Any]) -> tuple[type[BaseModel], Runner]:
-    """Make the model of a function's parameters, and what calls the function by it."""
+    """Create a model of a function's parameters, and a runner that calls the function with it."""
     hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     context_name = None
@@ -212,11 +214,11 @@ def _parts_of_function(function: Callable[..., Any]) -> tuple[type[BaseModel], R
             continue
         if parameter.name not in hints or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise UsageError(
-                f"The parameter {parameter.name} of {function.__name__} has no type, or stands for several.",
+                f"The parameter {parameter.name} of {function.__name__} has no type, or is variadic.",
                 remedy="Give every parameter a name and a type.",
             )
         default = ... if parameter.default is parameter.empty else parameter.default
-        # By an alias: a parameter may have any name, a field of a model may not.
+        # By alias: a parameter may have any name, a field of a model may not.
         fields[f"p_{len(fields)}"] = (hints[parameter.name], Field(default, alias=parameter.name))
     model = create_model(function.__name__, **fields)
     names = {key: field[1].alias for key, field in fields.items()}

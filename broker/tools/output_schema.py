@@ -1,9 +1,9 @@
-"""Whether a value fits a JSON Schema (2020-12), for the output that an agent returns when it finishes.
+"""Validates the structured output of an agent against a JSON Schema (2020-12).
 
-Holds: a function of schema and value; nothing is fetched, whatever a schema refers to; patterns take linear time, so
-that no schema can hold up a worker; the words are ours, so that a replay with another version of the library says the
-same.
-Does not: check `format`, which JSON Schema leaves open.
+Holds: a pure function of schema and value. References outside the schema are never fetched. Patterns match in linear
+time, so no schema can block a worker. The error texts are ours, so a replay with another version of the library gives
+the same texts.
+Does not: check `format`, which is optional in JSON Schema.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ LOCAL_REFERENCES = ("$ref", "$dynamicRef")
 
 
 def check_output_schema(schema: Mapping[str, Any]) -> None:
-    """Make sure that values can be checked against a schema.
+    """Check that a schema can be used for validation.
 
     Raises:
-        UsageError: it is not a JSON Schema, refers to something outside of itself, or describes no object.
+        UsageError: it is not a JSON Schema, has external references, or does not describe an object.
     """
     remedy = "Write a JSON Schema (2020-12) of the type object that refers to nothing outside of itself."
     if schema.get("type") != "object":
@@ -42,15 +42,15 @@ def check_output_schema(schema: Mapping[str, Any]) -> None:
 
 
 def problems_of(value: Any, schema: Mapping[str, Any]) -> list[str]:
-    """Return what of a value does not fit, in words for a model, sorted by place; empty if it fits.
+    """Return the violations of a schema as texts for a model, sorted by location; empty if the value is valid.
 
-    A schema that cannot be used is such a problem too.
+    An invalid schema is reported as a violation, too.
     """
     try:
         found = list(_validator(schema).iter_errors(value))
     except ValueError as error:
         return [f"the schema cannot be used: {str(error).partition(chr(10))[0]}"]
-    problems = sorted({(_place(error.instance_path), _words(error, schema)) for error in found})
+    problems = sorted({("/" + "/".join(map(str, error.instance_path)), _words(error, schema)) for error in found})
     shown = [f"{place}: {words}" for place, words in problems[:MAX_PROBLEMS]]
     left = len(problems) - len(shown)
     return [*shown, f"and {left} more"] if left else shown
@@ -81,10 +81,6 @@ def _references(value: Any) -> Iterator[str]:
             yield from _references(part)
 
 
-def _place(path: Sequence[str | int]) -> str:
-    return "/" + "/".join(str(part) for part in path)
-
-
 def _words(error: jsonschema_rs.ValidationError, schema: Mapping[str, Any]) -> str:
     path = error.schema_path
     keyword = str(path[-1]) if path else ""
@@ -100,7 +96,7 @@ def _words(error: jsonschema_rs.ValidationError, schema: Mapping[str, Any]) -> s
 
 
 def _at(schema: Any, path: Sequence[str | int]) -> str:
-    """Return what a schema says at a place, shortened."""
+    """Return the part of a schema at a path as text, shortened."""
     for part in path:
         try:
             schema = schema[part]

@@ -1,6 +1,7 @@
-"""What installed packages bring: their entry points.
+"""Entry points of installed packages.
 
-Holds: the packages on a path are looked through once for each group; there may be hundreds, each with a file to read.
+Holds: the import path is scanned once for each group, because there may be hundreds of packages, each with a file to
+read.
 Does not: load anything.
 """
 
@@ -12,7 +13,7 @@ from importlib import metadata
 
 
 def entry_points(group: str) -> metadata.EntryPoints:
-    """Return the entry points of a group, of the packages that can be imported now."""
+    """Return the entry points of a group in all importable packages."""
     return _found(group, tuple(sys.path))
 
 

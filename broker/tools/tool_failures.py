@@ -1,8 +1,10 @@
-"""Tools that tool workers were to offer and cannot: published, so that the person who asks for one reads why.
+"""Tools that tool workers cannot offer.
 
-Holds: what is published is one line of bounded length without control characters, cleaned when it is written and again
-when it is read; the report of a worker that has ended is neither shown nor kept.
-Does not: mask secrets; the tool worker does, which knows them.
+The reasons are published, so that a user who requests such a tool sees them.
+
+Holds: a reason is one line of bounded length without control characters, sanitised on writing and again on reading.
+Reports of workers that have ended are neither shown nor kept.
+Does not: mask secrets; the tool worker does, because it knows them.
 Keys: `deck:tools:failed`.
 """
 
@@ -31,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 def one_line(text: str, limit: int) -> str:
-    """Return a text as one line of at most `limit` characters, without what a terminal would obey or hide."""
+    """Return a text as one line of at most `limit` characters, without control and invisible characters."""
     line = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
@@ -45,13 +47,13 @@ def _sentence(text: str) -> str:
 
 
 class ToolFailure(BaseModel):
-    """A source of tools that gives none, or a sandbox that does not work.
+    """A source of tools that cannot be loaded, or a sandbox that does not work.
 
     Attributes:
         source: a name of `DECKHANDS_TOOLS`, an entry point, an MCP server, or `SANDBOX`.
-        server: the MCP server, whose tools would be offered under `<server>/`; empty for what is none.
-        reason: what happened.
-        remedy: what to do.
+        server: the MCP server, whose tools would be offered under `<server>/`; empty for other sources.
+        reason: the cause.
+        remedy: the action to take.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -62,7 +64,7 @@ class ToolFailure(BaseModel):
     remedy: Annotated[str, AfterValidator(_sentence)] = ""
 
     def may_explain(self, pattern: str) -> bool:
-        """Say whether a tool that somebody asks for may be missing because of this."""
+        """Return whether this failure may be the reason that a requested tool is missing."""
         server, slash, _ = pattern.partition("/")
         if self.server:
             return fnmatchcase(self.server, server) and (bool(slash) or "*" in server)
@@ -71,7 +73,7 @@ class ToolFailure(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A failure, and where it happened."""
+    """A failure and its location."""
 
     worker_id: str
     node: str
@@ -79,19 +81,20 @@ class Reported:
 
     def __str__(self) -> str:
         where = f"the tool worker {_name(self.worker_id)}" + (f" (node {_name(self.node)})" if self.node else "")
-        source, reason = self.failure.source, self.failure.reason.rstrip(".")
-        what = f"{where} has no sandbox" if source == SANDBOX else f"{where} gets no tool from {source}"
+        source = self.failure.source
+        reason = self.failure.reason.rstrip(".")
+        what = f"{where} has no working sandbox" if source == SANDBOX else f"{where} cannot load tools from {source}"
         return f"{what[0].upper()}{what[1:]}: {reason}."
 
 
 class ToolFailures:
-    """The failures that the tool workers of a store report."""
+    """The failures reported by the tool workers of a store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     async def report(self, worker_id: str, failures: Iterable[ToolFailure]) -> None:
-        """Put these failures in place of what a worker reported before; none: nothing fails. Idempotent."""
+        """Replace a worker's previous report; no failures remove it. Idempotent."""
         found = [failure.model_dump() for failure in failures][:MAX_FAILURES]
         try:
             if found:
@@ -100,11 +103,11 @@ class ToolFailures:
             gone: list[bytes | str] = [*ended, *([] if found else [worker_id])]
             if gone:
                 await self._store.call("HDEL", keys.TOOLS_FAILED, *gone)
-        except StoreRefused as error:  # a key of another type: the worker serves all the same
-            _log.error("tools that fail cannot be reported under %s: %s", keys.TOOLS_FAILED, error)
+        except StoreRefused as error:  # a key of another type: the worker continues without the report
+            _log.error("cannot publish the failures of tools under %s: %s", keys.TOOLS_FAILED, error)
 
     async def all(self) -> list[Reported]:
-        """Return what the running workers report, by worker; a report that cannot be read is left out."""
+        """Return the reports of all running workers, by worker. Invalid reports are left out."""
         try:
             flat = await self._store.call("HGETALL", keys.TOOLS_FAILED)
         except StoreRefused:
@@ -121,7 +124,7 @@ class ToolFailures:
         return found
 
     async def _ended_but(self, worker_id: str) -> list[bytes]:
-        """Return the workers that have reported and are no longer running, even if their reports are gone."""
+        """Return other workers with a report that are no longer running, even if it is empty."""
         reported = (await self._store.call("HGETALL", keys.TOOLS_FAILED))[::2]
         if set(reported) <= {worker_id.encode()}:
             return []

@@ -1,9 +1,9 @@
-"""The tools that the tool workers of a store offer: published as data, chosen when a conversation begins.
+"""The tools that the tool workers of a store offer: published as data, chosen when a conversation is created.
 
-Holds: what a conversation was given stays as it was offered then, in its first event; an offer that changes later
-reaches new conversations only. What somebody else writes among the offers of a living worker lasts a few beats.
-Does not: withdraw the offer of a worker that has ended. A call then waits for another worker of the pool, as every
-action does; a worker without the tool answers that it has none.
+Holds: a conversation keeps the offers from its creation, in its first event; later changes affect new conversations
+only. An offer that is overwritten in the store is restored by its live worker within a few heartbeats.
+Does not: withdraw the offers of a worker that has ended. A call then waits for another worker of the pool, as every
+action does; a worker without the tool reports that.
 Keys: `deck:tools`.
 """
 
@@ -23,11 +23,11 @@ from broker.tools.tool_failures import Reported, ToolFailures
 
 MAX_CHOSEN = 128
 MAX_CHOSEN_CHARS = 3 * 2**18
-"""Of the chosen tools together, in JSON: they stand in the first event of their conversation."""
+"""The limit for all chosen tools together, in JSON, because they are part of the first event of their conversation."""
 MAX_NAMED_FAILURES = 5
 _POLL_SECONDS = 0.05
 _FAILURES_EVERY = 5
-"""After how many looks at the offers the failures are looked at, which costs a round trip for each worker."""
+"""The failures are read once in this many polls of the offers, because they cost a round trip for each worker."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,21 +39,21 @@ class ToolOffers:
         self._store = store
 
     async def publish(self, offers: Iterable[ToolOffer]) -> None:
-        """Offer tools under their keys, in place of earlier offers under the same. Idempotent.
+        """Publish tools under their keys, replacing earlier offers. Idempotent.
 
-        A key of another type that stands where the offers belong is moved out of the way.
+        If the key of the offers has another type, it is moved to the quarantine.
         """
         fields = [part for offer in offers for part in (offer.key, offer.model_dump_json())]
         try:
             if fields:
                 await self._repaired("HSET", keys.TOOLS, *fields)
-        except StoreRefused as error:  # the worker serves all but new conversations that ask for these tools
-            _log.error("tools cannot be offered under %s: %s", keys.TOOLS, error)
+        except StoreRefused as error:  # the worker serves everything but new conversations that request these tools
+            _log.error("cannot publish the offers of tools under %s: %s", keys.TOOLS, error)
 
     async def repeat(self, offers: Iterable[ToolOffer]) -> None:
-        """Publish those offers again that do not stand as they were published: somebody has written there. Idempotent.
+        """Publish offers again that were overwritten or removed in the store. Idempotent.
 
-        It is asked every few seconds, and what is written goes to the store's disk; so it looks before it writes.
+        It runs every few seconds, and writes cost disk space of the store; so it reads before it writes.
         """
         texts = {offer.key: (offer, offer.model_dump_json().encode()) for offer in offers}
         if not texts:
@@ -65,19 +65,19 @@ class ToolOffers:
         await self.publish(offer for (offer, text), known in zip(texts.values(), found, strict=True) if text != known)
 
     async def keep(self, offers: Callable[[], Iterable[ToolOffer]]) -> None:
-        """Repeat the offers of a living worker every few beats, until cancelled."""
+        """Restore the offers of a live worker every few heartbeats, until cancelled."""
         while True:
             await asyncio.sleep(FACTS_EVERY * HEARTBEAT_SECONDS)
             await self.repeat(offers())
 
     async def all(self) -> dict[str, ToolOffer]:
-        """Return every offer by its key, sorted; those of a newer version that cannot be read are left out."""
+        """Return all offers by key, sorted. Offers of a newer version that cannot be parsed are left out."""
         try:
             flat = await self._store.call("HGETALL", keys.TOOLS)
         except StoreRefused as error:
             if WRONG_TYPE not in error.message:
                 raise
-            flat = []  # the workers move it out of the way, and publish again
+            flat = []  # the workers move the key away and publish again
         found = {}
         for key, text in sorted(zip(flat[::2], flat[1::2], strict=True)):
             try:
@@ -87,15 +87,15 @@ class ToolOffers:
         return found
 
     async def choose(self, wanted: Sequence[str], *, limit_seconds: float = 0.0) -> tuple[ToolOffer, ...]:
-        """Return the offers that people have asked for, in the order of the patterns and then of the keys.
+        """Return the requested offers, in the order of the patterns and then of the keys.
 
         Args:
-            wanted: keys, or patterns such as `github/*`; each has to match an offer.
+            wanted: keys, or patterns such as `github/*`; each must match an offer.
             limit_seconds: how long to wait for workers that have not published yet.
 
         Raises:
-            UsageError: nothing is offered under one of them, or there are more than 128. It is raised at once if a
-                running tool worker reports why it cannot offer the tool.
+            UsageError: a pattern matches no offer, or there are more than 128. It is raised at once if a running tool
+                worker has reported why it cannot offer the tool.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limit_seconds
@@ -103,7 +103,9 @@ class ToolOffers:
             offers = await self.all()
             missing = [pattern for pattern in wanted if not any(fnmatchcase(key, pattern) for key in offers)]
             if not missing:
-                return _distinct(offer for pattern in wanted for offer in _matching(offers, pattern))
+                return _distinct(
+                    offer for pattern in wanted for key, offer in offers.items() if fnmatchcase(key, pattern)
+                )
             is_over = loop.time() >= deadline
             if is_over or look % _FAILURES_EVERY == 0:
                 reported = await ToolFailures(self._store).all()
@@ -124,7 +126,8 @@ class ToolOffers:
 
 
 def _missing(pattern: str, causes: Sequence[Reported], offers: Iterable[str], silent: Collection[str]) -> UsageError:
-    named, left = causes[:MAX_NAMED_FAILURES], len(causes) - MAX_NAMED_FAILURES
+    named = causes[:MAX_NAMED_FAILURES]
+    left = len(causes) - MAX_NAMED_FAILURES
     what = [f"No tool worker offers the tool {pattern!r}.", *map(str, named)]
     if "tool" in silent:
         what.append("No tool worker is running.")
@@ -132,10 +135,6 @@ def _missing(pattern: str, causes: Sequence[Reported], offers: Iterable[str], si
         what.append(f"And {left} more; `deckhands tools --list` shows them.")
     remedies = dict.fromkeys(cause.failure.remedy for cause in named if cause.failure.remedy)
     return UsageError(" ".join(what), remedy=" ".join([*remedies, f"Offered: {', '.join(offers) or 'none'}."]))
-
-
-def _matching(offers: dict[str, ToolOffer], pattern: str) -> list[ToolOffer]:
-    return [offer for key, offer in offers.items() if fnmatchcase(key, pattern)]
 
 
 def _distinct(chosen: Iterable[ToolOffer]) -> tuple[ToolOffer, ...]:

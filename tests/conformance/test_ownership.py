@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from broker.contract.fencing import Ownership
-from broker.contract.priority import Priority
+from broker.contract.specs import Priority
 from broker.coordination.ownership import Claimed, NotClaimed, Owners
 from broker.log.conversations import Conversations
 from broker.log.event_log import Appended, Fenced

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from broker.contract.actions import ToolCallAction
 from broker.contract.observations import ToolCallObservation
-from broker.contract.offered_tools import ToolCallAction
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
 from broker.coordination.ownership import DispatchOutcome, Owners
 from broker.log.event_log import Appended, EventLog

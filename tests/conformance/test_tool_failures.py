@@ -37,7 +37,7 @@ async def refusal(store: Store, *patterns: str) -> str:
 async def test_missing_tools_reason_is_read_at_once(store: Store) -> None:
     await worker(store, "t1", MISSING)
     assert await refusal(store, "stock") == (
-        "No tool worker offers the tool 'stock'. The tool worker t1 (node node-of-t1) gets no tool from "
+        "No tool worker offers the tool 'stock'. The tool worker t1 (node node-of-t1) cannot load tools from "
         "shop.tools:stock: ModuleNotFoundError: No module named 'shop'. Install. Offered: none."
     )
 
@@ -47,7 +47,7 @@ async def test_a_failure_that_is_reported_while_somebody_waits(store: Store) -> 
     await asyncio.sleep(0)
     await worker(store, "t1", DEAD)
     async with asyncio.timeout(20):
-        assert "gets no tool from the MCP server time: Connection closed. Correct it." in await asking
+        assert "cannot load tools from the MCP server time: Connection closed. Correct it." in await asking
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_a_summary_has_labels(env: dict[str, str]) -> None:
         (["pause"], "which conversations"),
         (["pause", "done-1", "--label", "team=a"], "which conversations"),
         (["rm", "--label", "team", "--yes"], "--label 'team' is not KEY=VALUE"),
-        (["rm", "--label", "te am=x", "--yes"], "labels cannot be used: 'te am' cannot name a label."),
+        (["rm", "--label", "te am=x", "--yes"], "labels cannot be used: 'te am' is not a valid name of a label."),
         (["rm", "--label", "team=a", "--label", "team=b", "--yes"], "given twice"),
         (["rm", "--state", "gone", "--yes"], "There is no state 'gone'"),
         (["rm", "--label", "team=a"], "3 conversations would be deleted, and nobody is there to confirm it."),

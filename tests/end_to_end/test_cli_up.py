@@ -55,7 +55,7 @@ def test_a_port_in_use(tmp_path):
         port = taken.getsockname()[1]
         done = deckhands("up", "--port", str(port), env=environment(tmp_path))
     assert done.code == 2
-    assert done.err.startswith(f"deckhands: The port {port} is in use.\n  Choose another one by `--port`.\n")
+    assert done.err.startswith(f"deckhands: The port {port} is in use.\n  Choose another one with `--port`.\n")
 
 
 def test_what_a_killed_one_leaves_is_in_nobodys_way(tmp_path):

@@ -43,7 +43,7 @@ def test_a_run_whose_tool_cannot_be_imported(tmp_path: Path) -> None:
     done = run(tmp_path, "stock", DECKHANDS_TOOLS="shop_that_is_nowhere:stock", DECKHANDS_SANDBOX="none")
     assert done.code == 2, done
     assert "No tool worker offers the tool 'stock'." in done.err
-    assert "gets no tool from shop_that_is_nowhere:stock: ModuleNotFoundError: No module named" in done.err
+    assert "cannot load tools from shop_that_is_nowhere:stock: ModuleNotFoundError: No module named" in done.err
     assert "correct DECKHANDS_TOOLS" in done.err
 
 
@@ -51,7 +51,7 @@ def test_a_run_whose_mcp_program_is_dead(tmp_path: Path) -> None:
     variables = {"DECKHANDS_MCP": str(dead_server(tmp_path)), "SHOP_TOKEN": SECRET, "DECKHANDS_SANDBOX": "none"}
     done = run(tmp_path, "shop/*", **variables)
     assert done.code == 2, done
-    assert "gets no tool from the MCP server shop: The MCP server shop cannot be reached: " in done.err
+    assert "cannot load tools from the MCP server shop: The MCP server shop cannot be reached: " in done.err
     assert "Its last words: no licence for <secret_hidden> [2J" in done.err
     assert "Correct the command of shop in the file that DECKHANDS_MCP names" in done.err
     assert SECRET not in done.err

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from broker.celery.dispatch import TaskSender
+from broker.contract.actions import ToolCallAction
 from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation, ToolCallObservation
-from broker.contract.offered_tools import ToolCallAction
 from tests.faults.harness import FaultCluster
 from tool_worker.worker.fingerprints import fingerprint_of
 

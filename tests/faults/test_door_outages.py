@@ -58,7 +58,7 @@ async def test_the_store_refuses_in_the_middle_of_a_half(producer: Producer, tmp
     await until(gate.exists, limit=unhurried(LIMIT_SECONDS), what="the half")
     await call("CONFIG", "SET", "maxmemory", "1")
     gate.unlink()
-    await until(lambda: "does not serve" in cluster.log_of("d2"), limit=unhurried(30.0), what="a line in the log")
+    await until(lambda: "is unavailable" in cluster.log_of("d2"), limit=unhurried(30.0), what="a line in the log")
     await call("CONFIG", "SET", "maxmemory", "0")
     await each_has_its_one_result(producer, sent, "shop")
 

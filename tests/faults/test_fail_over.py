@@ -102,11 +102,11 @@ async def test_workers_follow_a_promoted_replica(pair: Pair) -> None:
     await pair.to(pair.primary, "FAILOVER")
     await pair.until(lambda: pair.says(pair.primary, b"role:slave"), what="demotion")
     for worker in ("c1", "t1"):  # until the name leads elsewhere
-        await pair.until(lambda worker=worker: "the store does not serve" in pair.log_of(worker), what="line")  # type: ignore[misc]
+        await pair.until(lambda worker=worker: "the store is unavailable" in pair.log_of(worker), what="line")  # type: ignore[misc]
     pair.name.upstream = pair.replica.socket
     await pair.settle(ids)
     await pair.check(ids, commands=6)
-    await pair.until(lambda: all("serves again" in pair.log_of(worker) for worker in ("c1", "t1")), what="line")
+    await pair.until(lambda: all("is available again" in pair.log_of(worker) for worker in ("c1", "t1")), what="line")
     more = await pair.submit(steps(2))
     await pair.settle(more)
     pair.check_that_all_live()
@@ -133,7 +133,9 @@ async def test_what_a_stale_primary_acknowledged_alone_is_named(pair: Pair) -> N
 async def test_a_node_of_a_cluster_is_refused_with_a_remedy() -> None:
     options = ("--port", str(free_port()), "--cluster-enabled", "yes")
     with contextlib.contextmanager(running)(valkey_program(), *options) as server:
-        with pytest.raises(StoreMisconfigured, match=r"Redis Cluster is not supported yet\. Name one primary"):
+        with pytest.raises(
+            StoreMisconfigured, match=r"Redis Cluster is not supported yet\. Set DECKHANDS_URL to one primary"
+        ):
             await open_store(server.url)
         connection = MultiplexedConnection(server.url)
         with pytest.raises(StoreError) as refused:
@@ -152,7 +154,8 @@ async def test_a_sentinel_is_refused_with_a_remedy(tmp_path: Path) -> None:
     url = f"redis://127.0.0.1:{port}/0"
     try:
         with pytest.raises(
-            StoreMisconfigured, match=r"names a Sentinel\. Sentinel is not supported yet\. Name one primary"
+            StoreMisconfigured,
+            match=r"names a Sentinel\. Sentinel is not supported yet\. Set DECKHANDS_URL to one primary",
         ):
             await open_store(url, opening_seconds=unhurried(10))
     finally:
@@ -162,5 +165,5 @@ async def test_a_sentinel_is_refused_with_a_remedy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["redis+sentinel", "sentinel", "redis+cluster"])
 async def test_unsupported_urls_are_refused_with_a_remedy(scheme: str) -> None:
-    with pytest.raises(StoreMisconfigured, match=r"not supported yet\. Name one primary"):
+    with pytest.raises(StoreMisconfigured, match=r"not supported yet\. Set DECKHANDS_URL to one primary"):
         await open_store(f"{scheme}://:secret@h:26379/mymaster/0")

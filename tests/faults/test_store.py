@@ -64,13 +64,13 @@ async def test_store_refusing_writes_is_reported_once_and_awaited(cluster: Fault
     call = cluster.client.store.connection.call
     await call("CONFIG", "SET", "maxmemory", "1")
     for name in ("c1", "t1"):
-        await cluster.until(lambda name=name: "the store does not serve" in cluster.log_of(name), what="line")  # type: ignore[misc]
+        await cluster.until(lambda name=name: "the store is unavailable" in cluster.log_of(name), what="line")  # type: ignore[misc]
     await call("CONFIG", "SET", "maxmemory", "0")
     await cluster.settle(ids)
     await cluster.check(ids, commands=3)
     for name in ("c1", "t1"):
-        await cluster.until(lambda name=name: "the store serves again" in cluster.log_of(name), what="line")  # type: ignore[misc]
-        assert cluster.log_of(name).count("the store does not serve") == 1
+        await cluster.until(lambda name=name: "the store is available again" in cluster.log_of(name), what="line")  # type: ignore[misc]
+        assert cluster.log_of(name).count("the store is unavailable") == 1
         assert "OOM" in cluster.log_of(name)
 
 

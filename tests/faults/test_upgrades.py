@@ -149,7 +149,7 @@ async def test_an_upgrade_stops_older_workers_and_loses_nothing(processes: Fault
     await cluster.until(lambda: all("begin-0" in cluster.effects(cid) for cid in ids))
     cluster.start_controller("c2", **newer.environment)
     cluster.start_tool("t2", **newer.environment)
-    await cluster.until(lambda: "workers at work need them" in cluster.log_of("c2"), what="line of a waiting worker")
+    await cluster.until(lambda: "running workers need them" in cluster.log_of("c2"), what="line of a waiting worker")
     status, output = await newer.run(cluster, "setup")
     assert (status, "controller-" in output, "--stop-older" in output) == (1, True, True), output
     status, output = await newer.run(cluster, "setup", "--stop-older")

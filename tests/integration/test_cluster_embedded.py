@@ -221,7 +221,7 @@ async def test_a_port_in_use_is_named(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=rf"The port {port} is in use\. Choose another one by `--port`\."):
+        with pytest.raises(UsageError, match=rf"The port {port} is in use\. Choose another one with `--port`\."):
             await EmbeddedValkey(tmp_path, port=port).start()
 
 

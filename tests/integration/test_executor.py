@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from broker.contract.actions import CmdRunAction
+from broker.contract.actions import CmdRunAction, ToolCallAction
 from broker.contract.events import (
     Action,
     ConfirmationStatus,
@@ -32,7 +32,6 @@ from broker.contract.observations import (
     OutcomeUnknownObservation,
     SurveyObservation,
 )
-from broker.contract.offered_tools import ToolCallAction
 from broker.contract.workspace_events import SurveyAction
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionReclaimed, ControlDelivery
 from broker.log.event_log import EventLog

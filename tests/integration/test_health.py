@@ -21,7 +21,7 @@ async def test_a_worker_that_beats_is_healthy(valkey_server: RealServer, valkey_
     for role in ("controller", "tool", "door", "jobs"):
         verdict = await check(role, valkey_server.url)
         assert verdict.exit_status == HEALTHY
-        assert verdict.reason.startswith(f"The {role} worker's heartbeat holds for 3")
+        assert verdict.reason.startswith(f"The {role} worker's heartbeat is valid for 3")
 
 
 async def test_a_worker_whose_heartbeat_lapsed_is_not(valkey_server: RealServer, valkey_store: Store) -> None:

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import pytest
 
+from broker.contract.actions import MCPAction
 from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation, MCPObservation, OutcomeUnknownObservation
-from broker.contract.offered_tools import MCPAction
 from broker.contract.tool_specs import OutcomePolicy, ToolOffer
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
 from tests.polling import until

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from broker.contract.actions import ToolCallAction
 from broker.contract.observations import ToolCallObservation
-from broker.contract.offered_tools import ToolCallAction
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
 from broker.store.store import Store
 from broker.tools.custom_tools import CustomTool

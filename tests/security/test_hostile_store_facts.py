@@ -32,7 +32,7 @@ async def store(valkey_server: RealServer) -> AsyncIterator[Store]:
 @pytest.mark.parametrize("value", RUBBISH)
 async def test_a_number_that_is_none_is_named(valkey_server: RealServer, store: Store, field: str, value: str) -> None:
     await store.connection.call("HSET", keys.STORE, field, value)
-    with pytest.raises(StoreMisconfigured, match=f"The field {field} of deck:store says"):
+    with pytest.raises(StoreMisconfigured, match=f"The field {field} of deck:store is"):
         await open_store(valkey_server.url)
 
 
@@ -55,5 +55,5 @@ async def test_another_generation_is_another_store(store: Store, value: str) -> 
 
 async def test_facts_of_another_type_are_named(valkey_server: RealServer, store: Store) -> None:
     await store.connection.call("SET", keys.STORE, "a string")
-    with pytest.raises(StoreMisconfigured, match="deck:store holds no facts"):
+    with pytest.raises(StoreMisconfigured, match="deck:store is not a hash"):
         await open_store(valkey_server.url)

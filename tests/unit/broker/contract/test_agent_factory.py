@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from broker.contract.agent_factory import AgentFactoryConfig, chosen_agent, share_of
-from broker.contract.agent_pairs import LEGACY_OF, is_sdk_agent, kind_of, legacy_of, sdk_of
+from broker.contract.agent_factory import (
+    LEGACY_OF,
+    AgentFactoryConfig,
+    chosen_agent,
+    is_sdk_agent,
+    kind_of,
+    legacy_of,
+    sdk_of,
+    share_of,
+)
 from broker.contract.specs import ACP_AGENT, AgentSpec, SdkSpec
 from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings

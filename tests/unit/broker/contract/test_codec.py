@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
 from broker.contract import codec
-from broker.contract.actions import CmdRunAction, CondensationAction, MessageAction
+from broker.contract.actions import CmdRunAction, CondensationAction, MCPAction, MessageAction
 from broker.contract.condenser_specs import DEFAULT_CONDENSER, AmortizedForgettingCondenserSpec, NoOpCondenserSpec
 from broker.contract.events import AgentSpec, ConversationCreated, Event, Part
 from broker.contract.file_events import FileReadObservation
 from broker.contract.notes import Note
 from broker.contract.observations import CmdOutputObservation, MCPObservation
-from broker.contract.offered_tools import MCPAction
 from broker.contract.plain_json import replace_surrogates, to_plain_json
 from broker.contract.policies import ConfirmationPolicy, LoopPolicy
 from broker.contract.specs import AcpSpec, GoalSpec, MemorySpec, OutputSpec, Skill, WorkspaceSpec

@@ -6,9 +6,9 @@ import json
 import re
 from typing import Any, Literal
 
+from broker.contract.actions import MCPAction, ToolCallAction
 from broker.contract.events import AgentSpec, ModelReply, ModelToolCall
 from broker.contract.observations import ErrorObservation
-from broker.contract.offered_tools import MCPAction, ToolCallAction
 from broker.contract.tool_specs import ToolOffer
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.offered_names import visible_names

@@ -11,6 +11,7 @@ from broker.contract.actions import (
     CmdRunAction,
     CondensationAction,
     CondensationRequestAction,
+    MCPAction,
     MessageAction,
     NullAction,
 )
@@ -32,7 +33,6 @@ from broker.contract.observations import (
     ErrorObservation,
     NullObservation,
 )
-from broker.contract.offered_tools import MCPAction
 from broker.contract.policies import LoopPolicy
 from broker.contract.session_events import IPythonRunCellAction, IPythonRunCellObservation
 from controller_worker.core.stuck_detector import (

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from broker.contract.actions import AgentThinkAction, CmdRunAction, RiskyAction
+from broker.contract.actions import AgentThinkAction, CmdRunAction, MCPAction, RiskyAction
 from broker.contract.browser_events import BrowseURLAction
 from broker.contract.code_search import CodeSearchAction
 from broker.contract.events import ActionSecurityRisk, ConfirmationStatus, WorkspaceSpec
 from broker.contract.file_events import ApplyPatchAction, FileEditAction, FileReadAction, FileWriteAction
-from broker.contract.offered_tools import MCPAction
 from broker.contract.policies import ConfirmationPolicy
 from broker.contract.session_events import IPythonRunCellAction
 from controller_worker.security.assessment import assessed, needs_confirmation, parsed_risk, risk_of

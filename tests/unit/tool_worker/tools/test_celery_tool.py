@@ -25,7 +25,7 @@ def test_the_model_is_told_of_its_arguments() -> None:
 
 
 def test_it_must_be_said_where_it_runs() -> None:
-    with pytest.raises(UsageError, match=r"Nothing says where the task shop\.pay runs"):
+    with pytest.raises(UsageError, match=r"No application is given for the task shop\.pay"):
         celery_tool("shop.pay", SCHEMA, "Pay.", broker_url="memory://")
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from broker.contract.actions import ToolCallAction
 from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation, OutcomeUnknownObservation, ToolCallObservation
-from broker.contract.offered_tools import ToolCallAction
 from broker.contract.session_events import IPythonRunCellObservation
 from broker.contract.tool_specs import OutcomePolicy
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed

@@ -8,12 +8,18 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.contract.actions import AgentFinishAction, AgentThinkAction, CmdRunAction, LoopRecoveryAction, MessageAction
+from broker.contract.actions import (
+    AgentFinishAction,
+    AgentThinkAction,
+    CmdRunAction,
+    LoopRecoveryAction,
+    MCPAction,
+    MessageAction,
+)
 from broker.contract.browser_events import BrowseInteractiveAction, BrowseURLAction
 from broker.contract.events import ModelCallFailed, ToolCallMetadata
 from broker.contract.file_events import FileEditAction, FileReadAction, FileReadObservation, FileWriteAction
 from broker.contract.observations import ErrorObservation
-from broker.contract.offered_tools import MCPAction
 from broker.contract.recall import RecallObservation
 from broker.contract.session_events import IPythonRunCellAction
 from broker.contract.task_list import TaskItem, TaskTrackingAction
