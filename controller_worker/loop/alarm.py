@@ -1,4 +1,4 @@
-"""The alarm of a conversation with a time limit: when it rings, a tool or a model call under way is ended."""
+"""The alarm of a conversation with a time limit: it ends a tool or a model call that is in flight at the deadline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from controller_worker.core import State
 
 
 class Alarm:
-    """Rings when the time that a conversation may take is over."""
+    """Rings when the conversation's time is up."""
 
     def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
         self._clock = clock
@@ -19,7 +19,7 @@ class Alarm:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, state: State) -> None:
-        """Set it to the conversation's deadline, if it works and has one; an earlier one no longer counts."""
+        """Set the alarm to the conversation's deadline, if it works and has one. This replaces an earlier setting."""
         self.cancel()
         deadline = state.usage.deadline
         if deadline is not None and not is_settled(state.lifecycle.agent_state):
@@ -27,6 +27,6 @@ class Alarm:
             self._timer = asyncio.get_running_loop().call_later(max(left, 0.0), self._ring)
 
     def cancel(self) -> None:
-        """Do not ring any more."""
+        """Cancel the alarm."""
         if self._timer is not None:
             self._timer.cancel()

@@ -1,7 +1,7 @@
-"""Effects that need more than the state: a person's answer, a workspace's survey, the agent's notes.
+"""Effects that need more than the state: a user's answer, a workspace's survey, the agent's notes.
 
 Holds: a note is in its notebook before the log says so.
-Does not: append what it returns; the loop does.
+Does not: append the returned events; the loop does.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from controller_worker.loop.note_taking import notebook_of, noted
 async def answered(
     log: EventLog, notebooks: Notebooks, hooks: Hooks, state: State, wanted: Recall | CarryOut | TakeNote
 ) -> Append:
-    """Return the events that an answer leads to: a person's, a surveyed workspace's, or the notebook's.
+    """Return the events that an answer leads to: the answer of a user, a survey or the notebook.
 
     Raises:
-        CorruptEntry: an entry, or a text kept beside the log, is damaged or missing.
+        CorruptEntry: an entry or a blob is damaged or missing.
     """
     if isinstance(wanted, Recall):
         survey = await event_of(log, state.setup.conversation_id, wanted.survey_id) if wanted.survey_id else None
@@ -39,7 +39,7 @@ async def answered(
     if isinstance(wanted, TakeNote):
         asked = await event_of(log, state.setup.conversation_id, wanted.action_id)
         masker = await log.masker(state.setup.conversation_id)
-        (masked,) = (await Masked.of([asked], masker)).events  # it may hold a newer secret
+        (masked,) = (await Masked.of([asked], masker)).events  # it may contain a newer secret
         assert isinstance(masked, NoteAction)
         return await noted(notebooks, state, masked)
     action = await event_of(log, state.setup.conversation_id, wanted.action_id)
@@ -47,12 +47,12 @@ async def answered(
     assert isinstance(action, RiskyAction)
     assert isinstance(answer, ChangeAgentStateAction)
     carried = carried_out(state, action, answer)
-    is_another = bool(answer.edited) and not carried.answers  # hooks have been asked about the action as it was
+    is_another = bool(answer.edited) and not carried.answers  # the hooks were asked about the unedited action
     return await hooks.reviewed(state, carried.events) if is_another else carried
 
 
 def greeting(agent: Agent, state: State) -> Append:
-    """The system message an agent begins with."""
+    """Return the system message of an agent."""
     return Append(
         (
             SystemMessageAction(
@@ -65,6 +65,6 @@ def greeting(agent: Agent, state: State) -> Append:
 
 
 async def event_of(log: EventLog, conversation_id: str, event_id: int) -> Event:
-    """Return one event with the whole of its long texts; raises what `answered` does."""
+    """Return one event with its blobs inlined; raises like `answered`."""
     (event,) = await log.read(conversation_id, after=event_id - 1, until=event_id)
     return await log.blobs.whole(conversation_id, event)

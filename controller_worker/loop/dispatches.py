@@ -1,6 +1,6 @@
-"""Which actions of a conversation are with a tool worker, as far as its owner knows.
+"""The actions of a conversation that are with a tool worker, as known to its owner.
 
-Holds: an action that is waited for is on an action stream, or is put there now.
+Holds: an awaited action is on an action stream, or is put there now.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from broker.runtime import OwnershipLost
 
 
 class Dispatches:
-    """The actions of one conversation that its owner waits for."""
+    """The awaited actions of one conversation."""
 
     def __init__(self, log: EventLog, owners: Owners, ownership: Ownership) -> None:
         self._log = log
@@ -23,15 +23,15 @@ class Dispatches:
         self._known: set[int] = set()
 
     def note(self, action_ids: Iterable[int]) -> None:
-        """Remember actions that were handed over with the append that wrote them."""
+        """Record actions that were dispatched by the append that wrote them."""
         self._known.update(action_ids)
 
     def forget(self) -> None:
-        """Look at all of them again when they are waited for next."""
+        """Check all of them again at the next wait."""
         self._known.clear()
 
     async def ensure(self, action_ids: tuple[int, ...]) -> bool:
-        """Make sure that actions are with a tool worker. False: one of them is settled already.
+        """Ensure that a tool worker has the actions. Return False if one of them is settled already.
 
         Raises:
             OwnershipLost: the conversation has another owner.

@@ -1,4 +1,4 @@
-"""Which hooks a controller worker has: those of its file (DECKHANDS_HOOKS) and those of installed packages.
+"""The hooks of a controller worker: those of its file (DECKHANDS_HOOKS) and those of installed packages.
 
     [[hook]]
     on = "before_action"
@@ -7,9 +7,9 @@
     timeout_seconds = 5                 # left out: 10
 
 An installed package offers functions by entry points of the group `deckhands.hooks`, named after their point, such as
-`before_action` or, where there are several, `before_action.guard`.
+`before_action` or, if there are several, `before_action.guard`.
 
-Holds: what cannot be used is refused when the worker starts, not when it is needed.
+Holds: an unusable hook is refused when the worker starts, not at its first use.
 """
 
 from __future__ import annotations

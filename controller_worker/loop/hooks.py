@@ -1,13 +1,13 @@
-"""Hooks: what the operator of a controller worker does before and after model calls, actions, observations, finishes.
+"""Hooks: the operator's code around model calls, actions, observations and finishes.
 
-A hook is a Python function or a command. It gets what is about to happen as JSON values; before it happens, it can
-veto. A veto is recorded like any other outcome (an error observation, a refused finish, a failed call), so the log and
-its replay need no hooks.
+A hook is a Python function or a command. It receives the call or event as JSON values; a hook that runs before it can
+veto it. A veto is recorded like any other outcome (an error observation, a refused finish, a failed call), so the log
+and its replay need no hooks.
 
-Holds: a hook that fails, or takes too long, vetoes when it is asked before something and is only logged after it; the
-worker's loop never waits for one hook while it could step another conversation; hooks come from the worker's own
-configuration, never from a workspace or a conversation.
-Does not: ask once only. After a crash, and when a message comes in between, the same question can be asked again.
+Holds: a hook that fails or times out vetoes if it runs before something, and is only logged if it runs after it. The
+worker's loop steps other conversations while a hook runs. Hooks come from the worker's own configuration, never from a
+workspace or a conversation.
+Does not: ask exactly once. After a crash, or after a message in between, a question can be repeated.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ HookFunction = Callable[[Mapping[str, Any]], str | Awaitable[str | None] | None]
 
 
 class HookPoint(StrEnum):
-    """When a hook is asked."""
+    """When a hook is called."""
 
     BEFORE_MODEL = "before_model"
     AFTER_MODEL = "after_model"
@@ -68,9 +68,9 @@ class Hook:
     """One hook.
 
     Attributes:
-        name: of the function or the command, for people.
-        ask: returns why not, or None; raises when it fails.
-        kinds: of events it is asked about; empty for all.
+        name: of the function or the command, for logs and messages.
+        ask: returns the reason for a veto, or None; raises on failure.
+        kinds: of events that it is called for; empty for all.
     """
 
     point: HookPoint
@@ -90,10 +90,10 @@ class Hooks:
         self._telling: set[asyncio.Task[None]] = set()
 
     async def admit(self, state: State, service: str, model: str) -> None:
-        """Ask whether a model may be called.
+        """Ask whether a model call is allowed.
 
         Raises:
-            HookVeto: it may not.
+            HookVeto: a hook refuses it.
         """
         if HookPoint.BEFORE_MODEL in self._hooks:
             reason = await self._veto(HookPoint.BEFORE_MODEL, state, {"model": model, "service": service})
@@ -101,7 +101,7 @@ class Hooks:
                 raise HookVeto(reason, remedy="Ask the operator of the controller workers.")
 
     async def reviewed(self, state: State, events: Sequence[Event]) -> Append:
-        """Return the events of a turn, or an edited action, and behind them what settles those that are vetoed."""
+        """Return the events of a turn, or an edited action, followed by the events that settle vetoed ones."""
         if not self._hooks:
             return Append(tuple(events))
         outcomes: list[Event] = []
@@ -130,14 +130,14 @@ class Hooks:
         return Append((*events, *outcomes), tuple(answers))
 
     def observe(self, state: State, events: Iterable[Event]) -> None:
-        """Show hooks the observations that were folded in; nothing waits for the hooks or depends on them."""
+        """Call hooks for the observations that were folded in; nothing waits for these hooks or depends on them."""
         if HookPoint.AFTER_OBSERVATION in self._hooks:
             for event in events:
                 if isinstance(event, Observation):
                     self._tell(HookPoint.AFTER_OBSERVATION, state, event)
 
     async def aclose(self) -> None:
-        """Wait for hooks that still run."""
+        """Wait for running hooks."""
         await asyncio.gather(*self._telling, return_exceptions=True)
 
     def _tell(self, point: HookPoint, state: State, event: Event) -> None:
@@ -150,7 +150,7 @@ class Hooks:
         await self._veto(point, state, about)
 
     async def _veto(self, point: HookPoint, state: State, about: Mapping[str, Any]) -> str | None:
-        """Return the first reason against it; hooks are asked in their order."""
+        """Return the reason of the first veto, or None; hooks are asked in their order."""
         event = about.get("event") or {}
         for hook in self._hooks.get(point, ()):
             if hook.kinds and event.get("kind") not in hook.kinds:
@@ -181,7 +181,7 @@ async def _asked(hook: Hook, told: Mapping[str, Any]) -> str | None:
 
 
 def _cause(error: BaseException) -> str:
-    """Return an error and what it was raised from, as people read it."""
+    """Return the text of an error and of its causes."""
     said = str(error).strip()
     found = said if isinstance(error, DeckhandsError) else ": ".join(filter(None, (type(error).__name__, said)))
     return f"{found} (caused by {_cause(error.__cause__)})" if error.__cause__ is not None else found
@@ -198,7 +198,7 @@ def _about(event: Event, event_id: int) -> dict[str, Any]:
 
 
 def function_hook(function: HookFunction) -> Callable[[Mapping[str, Any]], Awaitable[str | None]]:
-    """Make what asks a Python function."""
+    """Return the `ask` function for a Python function."""
     if inspect.iscoroutinefunction(function):
         return function
 
@@ -214,10 +214,12 @@ def _status_name(status: int | None) -> str:
 
 
 def command_hook(command: Sequence[str]) -> Callable[[Mapping[str, Any]], Awaitable[str | None]]:
-    """Make what runs a command: JSON on its standard input; exit code 2 vetoes, its standard error says why."""
+    """Return the `ask` function for a command: JSON on its standard input; exit code 2 vetoes with its standard
+    error.
+    """
 
     async def ask(told: Mapping[str, Any]) -> str | None:
-        with tempfile.TemporaryFile() as printed:  # a pipe could be held open by what the command leaves behind
+        with tempfile.TemporaryFile() as printed:  # processes that the command leaves behind could hold a pipe open
             status, errors = await _ended(command, json.dumps(told).encode(), printed)
             printed.seek(0)
             text = (errors.strip() or printed.read(4 * MAX_REASON_CHARS).strip()).decode(errors="replace")
@@ -231,7 +233,7 @@ def command_hook(command: Sequence[str]) -> Callable[[Mapping[str, Any]], Awaita
 
 
 async def _ended(command: Sequence[str], told: bytes, printed: IO[bytes]) -> tuple[int | None, bytes]:
-    """Run a command to its end and return its status and what it wrote on standard error."""
+    """Run a command to its end and return its status and its standard error."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *command, stdin=pipe, stdout=printed, stderr=pipe, start_new_session=True
@@ -240,8 +242,8 @@ async def _ended(command: Sequence[str], told: bytes, printed: IO[bytes]) -> tup
         _, errors = await process.communicate(told)
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # and what it has begun, which would be nobody's
-        with contextlib.suppress(TimeoutError):  # what has left the group may hold the pipe open
+            os.killpg(process.pid, signal.SIGKILL)  # and its child processes, which nothing else would end
+        with contextlib.suppress(TimeoutError):  # a process that has left the group may hold the pipe open
             await asyncio.wait_for(process.wait(), LAST_WORDS_SECONDS)
         raise
     return process.returncode, errors

@@ -1,7 +1,7 @@
-"""Taking notes: an action in the log, then the notebook, then the observation with the result.
+"""Taking notes: first the action in the log, then the notebook, then the observation with the result.
 
-Holds: the notebook is changed only by what stands in a log already, and by it in the same way however often a worker
-dies in between; what goes into a notebook has been masked.
+Holds: the notebook is changed only by actions already in a log, and a change that is repeated after a crash has the
+same result. Notes are masked before they are stored.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ NO_MEMORY = "This conversation keeps no notes."
 
 
 def notebook_of(state: State) -> Notebook | None:
-    """Return where a conversation's notes are; None if it keeps none."""
+    """Return the notebook of a conversation, or None."""
     memory = state.setup.agent.memory
     return None if memory is None else Notebook.of(memory, tenant=state.setup.tenancy.tenant)
 
 
 async def noted(notebooks: Notebooks, state: State, action: NoteAction) -> Append:
-    """Do what an action wants and return its observation. Idempotent.
+    """Carry out an action on the notebook and return its observation. Idempotent.
 
     Args:
         action: as the log has it.

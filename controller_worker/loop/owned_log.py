@@ -1,7 +1,7 @@
-"""The log of one conversation in the hands of its owner: claimed, restored, folded, appended to, given up.
+"""The log of one conversation, used by its owner: claim, restore, fold, append, release.
 
-Holds: every decision rests on the log up to `state.version`, and is appended only if the log still holds that event and
-has not grown since; an append is written whole; an owner that was fenced writes nothing.
+Holds: every decision is based on the log up to `state.version`, and is appended only if the log still holds that event
+and has not grown since. An append is written whole. A fenced owner writes nothing.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class TakenOver(Gone):
 
 
 class OwnedLog:
-    """What the owner of a conversation knows of its log.
+    """The owner's view of a conversation's log.
 
     Attributes:
         state: the fold of the log so far.
         has_new_events: the log may have grown since.
         is_watched: a client follows replies while the model writes them.
         waiting_since: when the log last grew, by the monotonic clock.
-        recollection: what the model is shown of it.
-        traceparent: the span of the claim; None: nobody traces.
+        recollection: the part of the log that the model is shown.
+        traceparent: the span of the claim; None without tracing.
         on_events: called with each event that is folded in after the log was restored.
     """
 
@@ -79,26 +79,26 @@ class OwnedLog:
 
     @property
     def agent(self) -> Agent:
-        """The agent whose turn it is; there is one once the log is restored."""
+        """The current agent; set once the log is restored."""
         assert self._agent is not None
         return self._agent
 
     @property
     def has_reconnected(self) -> bool:
-        """Whether the store was away since the claim: only then can it have lost anything."""
+        """Whether the store was away since the claim: only then can it have lost events."""
         return self._connects != self._services.store.connection.connects
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to fold in, or may be."""
+        """Whether there is, or may be, an event to fold in."""
         return self.has_new_events or bool(self._carried)
 
     def carry(self, event: CarriedEvent) -> None:
-        """Take an event that came with its notification; `catch_up` folds it in."""
+        """Keep an event delivered with its notification; `catch_up` folds it in."""
         self._carried.append(event)
 
     async def restore(self) -> None:
-        """Fold the log from the latest snapshot, or from its beginning.
+        """Fold the log from the latest snapshot, or from its start.
 
         Raises:
             DeckhandsError: the conversation has crashed its workers too often.
@@ -109,18 +109,18 @@ class OwnedLog:
             raise Gone
         crashes = DeckhandsError(f"The conversation crashed its worker {claimed.crashes} times in a row.")
         if claimed.crashes > MAX_CRASHES:
-            raise crashes  # to read it may be what kills
+            raise crashes  # reading it may be the cause of the crashes
         failpoint("controller.after_claim")
         begun = services.store.clock.now()
         state = await self._snapshots.latest()
-        # Read as news: this answers a wake-up that came since the claim, and the next event sends another.
+        # Mark as read: this answers a wake-up sent since the claim, and the next event sends another.
         self.has_new_events = False
         tail, self._checksum = await self._read(after=state.version)
         self.state = fold(state, tail)
         self.is_restored = True
         await self._trace(begun)
         if claimed.crashes == MAX_CRASHES:
-            raise crashes  # now that it is known what is pending and has to be settled
+            raise crashes  # now the pending actions to settle are known
         self._agent = create_agent(self.state.setup.agent)
 
     async def _trace(self, begun: datetime) -> None:
@@ -141,7 +141,7 @@ class OwnedLog:
             self.traceparent = span.traceparent
 
     async def catch_up(self) -> None:
-        """Fold in what is new: what was carried here, and else what the log has."""
+        """Fold in new events: the carried one, or those read from the log."""
         carried, self._carried = self._carried, []
         for event in carried:
             if not self.has_new_events and event.event_id > self.state.version:
@@ -152,19 +152,20 @@ class OwnedLog:
             await self._take_in(events, fold(self.state, events), checksum)
 
     async def append(self, wanted: Append) -> Commit | None:
-        """Append events and all that follows from them at once. None: the log has grown, and nothing was written.
+        """Append events and everything that follows from them at once. None if the log has grown; nothing was written
+        then.
 
         Raises:
             Gone: the conversation has another owner, or is closed.
         """
         services = self._services
-        # Masked before anything is folded from it: what is in memory must be what the log says.
+        # Masked before the fold: the state in memory must equal that of the log.
         masked = await services.log.mask(self.ownership.conversation_id, wanted.events)
         now, wanted = services.store.clock.now(), replace(wanted, events=masked.events)
         commit = settle(self.state, wanted, now, traceparent=self.traceparent)
         answered = model_of(commit.events)
         shown = index_fields(commit.state) | ({"model": answered} if answered else {})
-        # Messages change `busy` too, so what this owner wrote last says nothing about it.
+        # Messages change `busy` too, so the owner's last written value may be outdated.
         fields = {name: value for name, value in shown.items() if name == "busy" or self._listed.get(name) != value}
         failpoint("controller.before_append")
         outcome = await services.log.append_as_owner(
@@ -194,7 +195,7 @@ class OwnedLog:
         return commit
 
     async def save_snapshot(self, *, every_events: int = EVERY_EVENTS) -> None:
-        """Keep a snapshot, if the log has grown by this many events since the latest.
+        """Save a snapshot if the log has grown by this many events since the latest.
 
         Raises:
             Gone: the conversation has another owner.
@@ -204,15 +205,15 @@ class OwnedLog:
             raise TakenOver
 
     async def release(self, due: datetime | None) -> None:
-        """Give the conversation up, parked until `due` if it waits for a time; keep it if there is news.
+        """Release the conversation, parked until `due` if given; keep it if there are new events.
 
         Raises:
-            Gone: it was given up.
+            Gone: it was released.
         """
         await self.save_snapshot(every_events=1)
         await report_end(self._services.log, self.state)
         failpoint("controller.before_release")
-        # The store counts from now: a millisecond more, because it must not be early by what is rounded.
+        # The store counts from now. One more millisecond, because rounding must not wake it early.
         delay = None if due is None else (due - self._services.store.clock.now()).total_seconds() + 0.001
         news = await self._services.owners.release(
             self.ownership, seen_id=self.state.version, checksum=self._checksum, delay_seconds=delay
@@ -222,7 +223,7 @@ class OwnedLog:
         self.has_new_events = True
 
     async def mark(self, is_acting: bool) -> None:
-        """Note in the store that a suspect acts, or that it only waits now; see `crash_attribution`.
+        """Record in the store that a suspect is active, or that it only waits now; see `crash_attribution`.
 
         Raises:
             Gone: the conversation has another owner.
@@ -231,12 +232,12 @@ class OwnedLog:
             raise TakenOver
 
     async def name_lost_tail(self, error: Exception | None) -> bool:
-        """Return whether the log has lost what was read of it, and name the gap if so. Raises nothing.
+        """Return whether the log has lost events that were read, and record the gap if so. Raises nothing.
 
-        After that nothing of what this owner remembers may decide anything; the next owner reads the log.
+        After that, this owner's knowledge must not be used for decisions; the next owner reads the log.
 
         Args:
-            error: what went wrong, where it may be for that reason.
+            error: an error that the loss may have caused.
         """
         store, cid, version = self._services.store, self.ownership.conversation_id, self.state.version
         known = error if isinstance(error, EventsLost) and error.conversation_id == cid else None
@@ -253,18 +254,18 @@ class OwnedLog:
                 _log.warning("conversation %s: %s", cid, lost.message)
                 await name_gap(self._services.log, lost, noticed_by=NOTICED_BY)
                 return True
-        except (DeckhandsError, *CANNOT_BE_READ) as other:  # it is gone as a whole, or its keys are damaged
+        except (DeckhandsError, *CANNOT_BE_READ) as other:  # the whole log is gone, or its keys are damaged
             _log.warning("conversation %s: %s", cid, other)
         return False
 
     async def _take_carried(self, carried: CarriedEvent) -> None:
-        """Fold in an event that follows the last one known, which the log still held then; have any other read."""
+        """Fold in the carried event if it directly follows the last known one; else let the log be read."""
         self.is_watched = carried.is_watched
         if carried.event_id == self.state.version + 1 and carried.before == self._checksum:
             try:
                 event = codec.decode(carried.entry, carried.event_id)
             except DeckhandsError:
-                pass  # as the log has it, it is reported
+                pass  # read from the log, it is reported
             else:
                 await self._take_in([event], fold(self.state, [event]), codec.checksum_of(carried.entry))
                 return
@@ -276,23 +277,23 @@ class OwnedLog:
         return new.events, new.checksum
 
     async def _take_in(self, events: list[Event], state: State, checksum: str) -> None:
-        """Move to the state after these events; remember them for the next prompt and let the hooks see them."""
+        """Move to the state after these events; add them to the next prompt and call the hooks for them."""
         await self.recollection.take_in(events)
         self.on_events(events)
         self._services.hooks.observe(self.state, events)
         if events:
             self.waiting_since = self._services.store.clock.monotonic()
         before, self.state, self._checksum = self.state.setup.agent, state, checksum
-        if state.setup.agent is not before:  # another one, or with other tools
+        if state.setup.agent is not before:  # another agent, or other tools
             self._agent = create_agent(state.setup.agent)
 
 
 def _ignored(_: list[Event]) -> None:
-    """Take no notice of events."""
+    """Ignore events."""
 
 
 def _count(figures: Figures, events: Iterable[Event]) -> None:
-    """Count for metrics what an append added: steps, calls, tokens, money, conversations that settled."""
+    """Count an append for metrics: steps, calls, tokens, cost, settled conversations."""
     for event in events:
         if isinstance(event, ModelReply):
             _count_reply(figures, event)

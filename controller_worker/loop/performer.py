@@ -1,6 +1,6 @@
-"""Performs what the core wants for one conversation: a table from each class of effect to the method that performs it.
+"""Performs the effects of one conversation: a table from each class of effect to its method.
 
-A method returns what is to be appended; else whether to ask the core again at once or to wait for news.
+A method returns events to append, or whether to ask the core again at once or to wait for the next event.
 
 Holds: performing an effect twice is harmless, because the first time may have been before a crash.
 """
@@ -49,7 +49,7 @@ from controller_worker.model import Started
 
 
 class Then(Enum):
-    """What the loop does after an effect that appends nothing."""
+    """The loop's next move after an effect that appends nothing."""
 
     ASK_AGAIN = "ask again"
     WAIT = "wait"
@@ -59,7 +59,7 @@ class Performer:
     """Performs the effects of one conversation.
 
     Attributes:
-        done: the errands that this owner has run; they leave nothing in the log.
+        done: the side effects that this owner has run; they leave nothing in the log.
     """
 
     def __init__(
@@ -71,26 +71,26 @@ class Performer:
         self._sdk = sdk
         self._services = services
         self._suspicion = suspicion
-        self._started: dict[int, Observation] = {}  # what answers the actions of delegates, until it is in the log
+        self._started: dict[int, Observation] = {}  # answers to delegate actions, until they are in the log
         self._delegates = Delegates(services.log, services.store)
         self._dispatches = Dispatches(services.log, services.owners, log.ownership)
 
     async def perform(self, effect: Effect) -> Append | Then:
-        """Do what the core wants; return what to append, or how the loop continues."""
+        """Perform an effect; return the events to append, or how the loop continues."""
         return await self._METHODS[type(effect)](self, effect)
 
     def note(self, commit: Commit) -> None:
-        """Remember which actions the append has handed to tool workers."""
+        """Record the actions that the append has dispatched to tool workers."""
         self._dispatches.note(commit.events[position].id for position in commit.dispatch)
 
     def forget(self) -> None:
-        """Run every errand again and look at every action again: the store may have lost them."""
+        """Repeat every side effect and check every action again: the store may have lost them."""
         self.done.clear()
         self._started.clear()
         self._dispatches.forget()
 
     async def release(self) -> Then:
-        """Give the conversation up while it waits for a tool, a delegate or a permit; see `OwnedLog.release`."""
+        """Release the conversation while it waits for a tool, a delegate or a permit; see `OwnedLog.release`."""
         is_refused = self._call.permit.is_refused
         now = self._services.store.clock.now()
         await self._log.release(asks_again_at(self._log.state, now, is_refused=is_refused))
@@ -123,7 +123,7 @@ class Performer:
         return Then.ASK_AGAIN
 
     async def _await_delegates(self, _: AwaitDelegates) -> Append | Then:
-        """Start the delegates; append all that answers their actions at once."""
+        """Start the delegates; append all immediate answers to their actions."""
         state = self._log.state
         waiting = [delegate for delegate in state.delegation.delegates if not delegate.is_answered]
         new = [one for one in waiting if one.id not in self._started and StartDelegate(one.id) not in self.done]
@@ -139,7 +139,7 @@ class Performer:
         return Append(tuple(self._started.values()), tuple(enumerate(self._started)))
 
     async def _start_delegate(self, _: StartDelegate) -> Then:
-        """Start all delegates of the background again, not only the one whose turn it is."""
+        """Start all background delegates again, not only the current one."""
         state = self._log.state
         due = [one.delegate_id for one in errands(state) if isinstance(one, StartDelegate) and one not in self.done]
         await self._delegates.start_again(state, due)
@@ -173,7 +173,7 @@ class Performer:
                 return outcome
             if isinstance(outcome, Started):
                 return Then.WAIT
-        # A long wait, which the log knows of: the conversation is woken wherever it is then.
+        # A long wait that the log records: a wake-up reaches the conversation on any worker.
         permit = call.permit
         is_long = permit.is_refused and not permit.is_woken and log.state.calls.deferral is not None
         return await self.release() if is_long else Then.WAIT

@@ -1,4 +1,4 @@
-"""What every conversation of a worker shares."""
+"""The services that all conversations of a worker share."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from controller_worker.model import BatchKeeper, Models, Permits
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What every conversation of a worker shares.
+    """The services that all conversations of a worker share.
 
     Attributes:
         quotas: of models, for the whole cluster; empty for none.
-        hooks: what the operator does before and after what happens here.
+        hooks: the operator's code around calls and events.
         turns: of conversations that workers have died with.
-        steps: whose step is next.
+        steps: the order of steps.
         notebooks: of the store.
         permits: of model calls; made of the quotas and the store's budgets.
-        keeper: looks after batched calls.
-        figures: what this worker counts.
+        keeper: polls batched calls.
+        figures: this worker's counters.
         tracing: its spans.
-        sdk_sessions: the programs of the Claude Agent SDK that it holds.
+        sdk_sessions: its programs of the Claude Agent SDK.
     """
 
     store: Store

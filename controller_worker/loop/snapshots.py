@@ -1,6 +1,7 @@
-"""The snapshots of one conversation, as its owner reads and writes them.
+"""The snapshots of one conversation, read and written by its owner.
 
-Holds: a snapshot is of a log that the store still has; one that is ahead of its log says that the log has lost its end.
+Holds: a snapshot belongs to a log that the store still has. A snapshot ahead of its log shows that the log has lost its
+tail.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ EVERY_EVENTS = 50
 
 
 class Snapshots:
-    """Reads and writes the latest snapshot; `version` is that of the latest this owner knows of."""
+    """Reads and writes the latest snapshot; `version` is that of the latest one known to this owner."""
 
     def __init__(self, services: Services, claimed: Claimed) -> None:
         self._services = services
@@ -23,7 +24,7 @@ class Snapshots:
         self.version = 0
 
     async def latest(self) -> State:
-        """Return the state of the latest snapshot that can be used; an empty one if there is none."""
+        """Return the state of the latest usable snapshot, or an empty state."""
         services, claimed = self._services, self._claimed
         conversation_id = claimed.ownership.conversation_id
         state = state_from(await services.owners.load_snapshot(conversation_id)) or State()
@@ -34,7 +35,7 @@ class Snapshots:
         return state
 
     async def save(self, state: State, checksum: str) -> bool:
-        """Keep a snapshot; False when the conversation has another owner.
+        """Save a snapshot; return False if the conversation has another owner.
 
         Args:
             checksum: of the last event in it.
