@@ -39,7 +39,7 @@ ORDER = (
 
 
 class CodeActAgent:
-    """The general agent. It offers the tool of every kind of action that says so (`Action.is_offered`)."""
+    """The general agent. It offers the tool of every kind of action with `Action.is_offered`."""
 
     def __init__(self, spec: AgentSpec) -> None:
         self._spec = spec

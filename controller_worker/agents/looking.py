@@ -1,6 +1,6 @@
-"""Agents that only look: ReadOnlyAgent reads and answers, LocAgent finds the code a task is about (OpenHands 9.2, 9.3).
+"""Read-only agents: ReadOnlyAgent reads and answers, LocAgent locates the code of a task (OpenHands 9.2, 9.3).
 
-Holds: they are given no other tools, whatever they were offered, because those might change something.
+Holds: they get no other tools, whatever the conversation offers, because other tools might change something.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from controller_worker.agents.viewing import VIEW
 
 
 class OwnToolsOnly:
-    """An agent that is offered its own tools and no others; a subclass says which, and names its prompt."""
+    """An agent with its own tools only; a subclass lists them and names its prompt."""
 
     prompt: ClassVar[str]
     own_tools: ClassVar[tuple[ToolSpec, ...]]
@@ -57,7 +57,7 @@ class OwnToolsOnly:
         return events_of_reply(reply, self._tools, task_list)
 
     def _prompt_values(self) -> dict[str, Any]:
-        """Return what the prompt names besides workspace and suffix."""
+        """Return the values of the prompt besides workspace and suffix."""
         return {}
 
 
@@ -69,7 +69,7 @@ class ReadOnlyAgent(OwnToolsOnly):
 
 
 class LocAgent(OwnToolsOnly):
-    """The agent that locates."""
+    """The agent that locates code."""
 
     prompt = "loc.j2"
     own_tools = (AgentFinishAction.tool_spec, SEARCH_CODE_SNIPPETS, GET_ENTITY_CONTENTS, EXPLORE_TREE_STRUCTURE)

@@ -1,7 +1,7 @@
-"""How a model calls the tools that a conversation was given, whatever their authors have called them.
+"""The model's names for the tools offered to a conversation, whatever names their authors gave them.
 
-Holds: the names of one conversation are distinct, and depend on its tools alone and not on their order; a tool that is
-alone with its name keeps it; every name fits what providers take.
+Holds: the names of one conversation are distinct, and depend on its tools and not on their order. A tool without a
+namesake keeps its name. Every name is valid for providers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _WITHOUT_SERVER = "tool"
 def visible_names(offers: Iterable[ToolOffer], own: AbstractSet[str]) -> dict[str, str]:
     """Return the name of each offer for the model, by its key.
 
-    A tool of an MCP server is `<server>__<tool>` if another tool has its name, and any other tool is `tool__<name>` if
-    the agent itself has one of that name. What is too long then, or still taken, ends with a hash of its key.
+    A tool of an MCP server is `<server>__<tool>` if another tool has its name. Any other tool is `tool__<name>` if the
+    agent itself has a tool of that name. A name that is then too long, or still taken, ends with a hash of its key.
 
     Args:
         own: the names of the agent's tools.

@@ -1,4 +1,4 @@
-"""The tool with which agents that only look read files (OpenHands 9.2)."""
+"""The tool with which read-only agents read files (OpenHands 9.2)."""
 
 from __future__ import annotations
 

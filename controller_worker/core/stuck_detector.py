@@ -1,5 +1,4 @@
-"""Detect an agent that repeats itself: OpenHands' five patterns (section 2) over a bounded summary of the latest
-events.
+"""Detect an agent in a loop: OpenHands' five patterns (section 2) over a bounded summary of the latest events.
 
 Holds: pure. Adding an event costs time in its size, and the search costs time in the thresholds, for any length of
 history. An event counts the same whether its long texts are inline or in blobs.

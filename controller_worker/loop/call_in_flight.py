@@ -145,8 +145,8 @@ class CallInFlight:
         return is_prepared or is_woken or self.answer is not None
 
     async def events(self, answer: ModelAnswer, state: State, agent: Agent) -> Append | None:
-        """Return the events of the answer. None if the conversation was stopped meanwhile; the answer is then
-        dropped.
+        """Return the events of the answer, or None if the conversation was stopped meanwhile (the answer is
+        dropped).
         """
         if state.lifecycle.agent_state in (AgentState.STOPPED, AgentState.ERROR):
             self.answer = None

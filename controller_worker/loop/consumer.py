@@ -336,9 +336,7 @@ class Incarnation:
                 loop.check_dispatch()
 
     async def _look_again(self) -> None:
-        """After an outage of the store, claim the conversations that it assigns to this worker, and check all owned
-        ones.
-        """
+        """After an outage of the store, claim the conversations that it assigns to us, and check all owned ones."""
         connects = self._services.store.connection.connects
         if connects != self._connects:
             self._connects = connects

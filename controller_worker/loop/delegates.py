@@ -231,9 +231,7 @@ async def _name_lost_request(log: EventLog, state: State, parent: Parent) -> boo
 
 
 async def _has_task(log: EventLog, delegate_conversation_id: str, task: str) -> bool:
-    """Return whether a delegate was started with this task. A secret added in between may have masked one of the
-    texts.
-    """
+    """Return whether a delegate was started with this task. A later secret may have masked one of the texts."""
     begun = await event_of(log, delegate_conversation_id, FIRST_MESSAGE)
     masker = await log.masker(delegate_conversation_id)
     return isinstance(begun, MessageAction) and masker.text(begun.content) == masker.text(task)
@@ -261,8 +259,7 @@ def is_over(state: State) -> bool:
 
 
 def spec_of(parent: AgentSpec, name: str) -> AgentSpec:
-    """Return the specification of a delegate: the one its parent's specification names, or the parent's under this
-    name.
+    """Return a delegate's specification: its entry in the parent's specification, or the parent's under this name.
 
     The delegates of an agent that must ask for confirmation must ask too.
     """

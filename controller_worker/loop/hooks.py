@@ -214,9 +214,7 @@ def _status_name(status: int | None) -> str:
 
 
 def command_hook(command: Sequence[str]) -> Callable[[Mapping[str, Any]], Awaitable[str | None]]:
-    """Return the `ask` function for a command: JSON on its standard input; exit code 2 vetoes with its standard
-    error.
-    """
+    """Return the `ask` function for a command: JSON as its input; exit code 2 vetoes with its standard error."""
 
     async def ask(told: Mapping[str, Any]) -> str | None:
         with tempfile.TemporaryFile() as printed:  # processes that the command leaves behind could hold a pipe open

@@ -152,8 +152,7 @@ class OwnedLog:
             await self._take_in(events, fold(self.state, events), checksum)
 
     async def append(self, wanted: Append) -> Commit | None:
-        """Append events and everything that follows from them at once. None if the log has grown; nothing was written
-        then.
+        """Append events and all that follows from them at once. None, without a write, if the log has grown.
 
         Raises:
             Gone: the conversation has another owner, or is closed.

@@ -1,7 +1,7 @@
-"""How dangerous each program is: tables, and the rules for programs whose arguments decide.
+"""The risk of each program: tables, and rules for programs with decisive arguments.
 
-Holds: a program that is not named here is MEDIUM: it is known what is run, not what it does.
-Does not: contain anything; the sandbox does. This is a hint for the person who is asked.
+Holds: a program without an entry is MEDIUM: its name is known, its effect is not.
+Does not: contain anything; the sandbox does. The risk is a hint for the user who confirms.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _writes(arguments: Arguments, workspace: str) -> ActionSecurityRisk:
 
 
 def _values(arguments: Arguments) -> list[str | None]:
-    """Return what options have as values too: `--target=/etc` names a path."""
+    """Return the arguments, with the values of options: `--target=/etc` names a path."""
     return [
         word.partition("=")[2] if word is not None and word.startswith("-") else word
         for word in arguments
@@ -150,7 +150,7 @@ def _git(arguments: Arguments, _: str) -> ActionSecurityRisk:
     if not arguments or any(word is None for word in arguments):
         return HIGH
     verb = arguments[0] or ""
-    if verb.startswith("-"):  # a setting or another repository, whose settings may name programs to run
+    if verb.startswith("-"):  # a setting or another repository, which may name programs to run
         return LOW if verb in ("--version", "--help", "--no-pager") and len(arguments) == 1 else HIGH
     if verb in GIT_SENDS or any(word is not None and re.match(r"--(ext|upload-pack|exec)", word) for word in arguments):
         return HIGH

@@ -105,9 +105,7 @@ def carry_out_answer(state: State, now: datetime) -> Effect | None:
 
 
 def end_confirmation(state: State, now: datetime) -> Effect | None:
-    """Return to work after the confirmed copy has run. In a fork that starts inside a rejected turn, settle its
-    rest.
-    """
+    """Return to work after the confirmed copy has run. In a fork that starts in a rejected turn, settle its rest."""
     if state.lifecycle.agent_state is AgentState.USER_REJECTED:
         return _rest_of_rejection(state)
     is_confirmed = state.lifecycle.agent_state is AgentState.USER_CONFIRMED

@@ -135,9 +135,7 @@ class Endpoint:
 
 
 def _continues(messages: Any, reply: Mapping[str, Any]) -> bool:
-    """Return whether a request contains the calls of a reply; after a reply without calls, the next request is a new
-    turn.
-    """
+    """Return whether a request contains the calls of a reply; never after a reply without calls: a new turn follows."""
     text = json.dumps(messages)
     return bool(reply["calls"]) and all(f'"{call["id"]}"' in text for call in reply["calls"])
 

@@ -1,4 +1,4 @@
-"""AmortizedForgettingCondenser: forgets what is between the first events and the latest."""
+"""AmortizedForgettingCondenser: forgets the events between the first and the latest ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from controller_worker.memory.view import View
 
 
 class AmortizedForgettingCondenser:
-    """Shortens to half of `max_size` and tells nothing of what was there."""
+    """Shortens to half of `max_size`, without a summary."""
 
     type = "amortized"
 

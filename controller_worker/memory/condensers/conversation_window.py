@@ -1,6 +1,6 @@
-"""ConversationWindowCondenser: forgets the older half when asked to, without a model.
+"""ConversationWindowCondenser: forgets the older half on request, without a model.
 
-Holds: the system message, the task and what was recalled about it stay.
+Holds: the system message, the task and its recall stay.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ConversationWindowCondenser:
 
 
 def _essential(view: View) -> set[int]:
-    """Return the ids of what always stays; nothing if nobody has said anything."""
+    """Return the ids of the events that always stay; none if there is no message yet."""
     task = next((e for e in view.events if isinstance(e, MessageAction) and e.source is EventSource.USER), None)
     if task is None:
         return set()

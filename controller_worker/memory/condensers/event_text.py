@@ -1,4 +1,4 @@
-"""Events as text, for a model that is asked what to keep of them."""
+"""Events as text, for a model that summarizes or selects them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LEFT_OUT = {"kind", "timestamp", "source", "cause", "tool_call_metadata", "blob
 
 
 def event_text(event: Event) -> str:
-    """Return one event: its name, who it comes from, and what it says."""
+    """Return one event as text: its name, its source and its content."""
     name = f"{type(event).__name__} ({event.source.value})"
     if isinstance(event, MessageAction):
         return f"{name}\n{event.content}"

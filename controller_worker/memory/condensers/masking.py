@@ -1,6 +1,6 @@
 """Condensers that show a placeholder for older observations.
 
-Holds: what stands for an observation keeps its id, its cause and its tool call, so that the call keeps a result.
+Holds: a placeholder keeps the observation's id, cause and tool call, so that the call keeps a result.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class BrowserOutputCondenser:
 
     def condense(self, view: View) -> View:
         """See `Condenser.condense`."""
-        # At every step: `isinstance` with a model's class costs ten times as much.
+        # Runs at every step: `isinstance` with a model's class costs ten times as much.
         places = [place for place, event in enumerate(view.events) if type(event) is BrowserOutputObservation]
         older = places[: -self._window]
         if not older:

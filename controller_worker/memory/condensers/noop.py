@@ -7,7 +7,7 @@ from controller_worker.memory.view import View
 
 
 class NoOpCondenser:
-    """Leaves the View alone."""
+    """Leaves the View unchanged."""
 
     type = "noop"
 

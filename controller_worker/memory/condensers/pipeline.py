@@ -9,7 +9,7 @@ from controller_worker.memory.view import View
 
 
 class CondenserPipeline:
-    """Each condenser sees what the one before it shows; the first that condenses ends it."""
+    """Each condenser gets the View of the one before it; the first condensation ends the pipeline."""
 
     def __init__(self, condensers: Sequence[Condenser]) -> None:
         self._condensers = condensers

@@ -11,7 +11,7 @@ from controller_worker.memory.view import View
 class RecentEventsCondenser:
     """Shows `keep_first` events and the latest, `max_events` in all.
 
-    Differs: where `keep_first` leaves no room there is no tail, because the original shows everything twice then.
+    Differs: there is no tail if `keep_first` leaves no room; the original then shows everything twice.
     """
 
     type = "recent"

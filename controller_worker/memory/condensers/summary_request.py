@@ -1,4 +1,4 @@
-"""Asking a model for a summary of what is forgotten: the question of both summarizing condensers."""
+"""The question for a summary of forgotten events, shared by both summarizing condensers."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def summary_of_forgotten(
     ending: str = "",
     tools: tuple[ToolSpec, ...] = (),
 ) -> Condensed:
-    """Return what is to be asked when the View is too long, or somebody wants it shorter.
+    """Return the question if the View is too long or a condensation was requested.
 
     Args:
-        conclude: makes the condensation of the forgotten events and the reply; never raises.
-        ending: what stands behind the events.
+        conclude: makes the condensation from the forgotten events and the reply; never raises.
+        ending: the text after the events.
     """
     if not should_condense(spec, view):
         return view
     head = min(spec.keep_first, len(view))
-    forgotten = to_forget(spec, view, tail_size=target_size(spec, view) - head - 1)  # less the summary itself
+    forgotten = to_forget(spec, view, tail_size=target_size(spec, view) - head - 1)  # without the summary itself
     if not forgotten:
         return forgetting(view, ()) if view.has_request else view
     question = (
