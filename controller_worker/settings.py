@@ -33,7 +33,7 @@ class ControllerVariables(BrokerSettings):
         30.0
     )
     quotas: Annotated[
-        str, Field(description="what providers let us call: the path of a TOML file, or the table itself")
+        str, Field(description="quotas of model providers: the path of a TOML file, or the table itself")
     ] = ""
     tenants: Annotated[
         str, Field(description="weights and bounds of tenants: the path of a TOML file, or the table itself")
@@ -41,8 +41,8 @@ class ControllerVariables(BrokerSettings):
     admit_memory: Annotated[
         str,
         Field(
-            description="conversations begin while the store uses less: a share of its `maxmemory`, a size, or `none`; "
-            "empty: what is in force, at first 80%"
+            description="conversations start while the store uses less: a share of its `maxmemory`, a size, or `none`; "
+            "empty: the current bound, at first 80%"
         ),
     ] = ""
     sdk_sessions: Annotated[
@@ -50,7 +50,7 @@ class ControllerVariables(BrokerSettings):
     ] = 8
     sdk_sandbox: Annotated[
         Literal["auto", "bwrap", "none"],
-        Field(description="what those programs run in: `auto` (`bwrap` where it works), `bwrap` or `none`"),
+        Field(description="sandbox of those programs: `auto` (`bwrap` where it works), `bwrap` or `none`"),
     ] = "auto"
     any_model: Annotated[
         str,
@@ -59,7 +59,7 @@ class ControllerVariables(BrokerSettings):
             "conversations may name any model and any script; refused with any other store"
         ),
     ] = ""
-    hooks: Annotated[str, Field(description="a file that names what runs before and after events; empty: none")] = ""
+    hooks: Annotated[str, Field(description="file of hooks, which run before and after events; empty: none")] = ""
 
 
 @dataclass(frozen=True, slots=True)

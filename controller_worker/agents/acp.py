@@ -27,7 +27,7 @@ from broker.contract import (
 from controller_worker.agents.agent import ModelFree
 
 PLAN, TURN, PERMISSION, WAIT, REJECT = "acp_plan", "acp_turn", "acp_permission", "acp_wait", "acp_reject"
-"""What follows a report; without any of these the agent is done."""
+"""The call after a report; without any of these the agent has finished."""
 
 
 class AcpAgent(ModelFree):

@@ -52,7 +52,7 @@ class Agent(Protocol):
         ...
 
     def system_prompt(self, workspace: WorkspaceSpec) -> str:
-        """Return the text a conversation begins with."""
+        """Return the system prompt."""
         ...
 
     def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:

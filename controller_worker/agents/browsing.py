@@ -80,7 +80,7 @@ class BrowsingAgent:
         return (finish_tool(self._spec.output),) if self._spec.output is not None else ()
 
     def system_prompt(self, workspace: WorkspaceSpec) -> str:
-        """Return the text a conversation begins with."""
+        """Return the system prompt."""
         return rendered(
             "browsing.j2",
             workspace=workspace,

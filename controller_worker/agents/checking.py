@@ -17,7 +17,7 @@ class CheckAgent(ModelFree):
     """The agent that only runs the check of its goal."""
 
     def system_prompt(self, workspace: WorkspaceSpec) -> str:  # noqa: ARG002  (nobody reads it)
-        """Return the text a conversation begins with."""
+        """Return the system prompt."""
         return "This agent lets its goal be checked and asks no model."
 
     def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:  # noqa: ARG002

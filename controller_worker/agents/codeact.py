@@ -61,7 +61,7 @@ class CodeActAgent:
         return self._tools
 
     def system_prompt(self, workspace: WorkspaceSpec) -> str:
-        """Return the text a conversation begins with."""
+        """Return the system prompt."""
         return rendered(
             "codeact.j2",
             workspace=workspace,

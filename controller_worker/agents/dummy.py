@@ -32,14 +32,14 @@ STEPS: Sequence[Action] = (
     AgentRejectAction(outputs={"reason": "I can do no more than this."}),
     AgentFinishAction(final_thought="There is nothing left to do."),
 )
-"""The steps in order; the last one again and again."""
+"""The steps in order; the last one is repeated."""
 
 
 class DummyAgent(ModelFree):
     """The agent with a fixed list of steps."""
 
     def system_prompt(self, workspace: WorkspaceSpec) -> str:  # noqa: ARG002  (nobody reads it)
-        """Return the text a conversation begins with."""
+        """Return the system prompt."""
         return "This agent follows a fixed list and asks no model."
 
     def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:  # noqa: ARG002

@@ -47,7 +47,7 @@ class OwnToolsOnly:
         return self._tools
 
     def system_prompt(self, workspace: WorkspaceSpec) -> str:
-        """Return the text a conversation begins with."""
+        """Return the system prompt."""
         return rendered(
             self.prompt, workspace=workspace, suffix=self._spec.system_prompt_suffix, **self._prompt_values()
         )

@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from broker.contract import ToolOffer
 
 MAX_NAME_CHARS = 64
-"""What providers take, of letters, digits, `_` and `-`."""
+"""The providers' limit for a name of letters, digits, `_` and `-`."""
 _HASH_CHARS = 8
 _WITHOUT_SERVER = "tool"
 

@@ -19,7 +19,7 @@ AGENTS: Mapping[str, Callable[[AgentSpec], Agent]] = {
     for found in classes_in(controller_worker.agents)
     if found.__name__.endswith(("Agent", "AgentSDK")) and found is not Agent
 }
-"""The classes of this room whose names end in `Agent` or `AgentSDK`."""
+"""The classes of this package with a name ending in `Agent` or `AgentSDK`."""
 ENTRY_POINTS = "deckhands.agents"
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from controller_worker.core.state import State
 
 EVERYTHING = 0
-"""Among the actions to be cancelled: all that runs in the workspace."""
+"""In the list of actions to cancel: everything that runs in the workspace."""
 
 NOT_EXECUTED = {
     AgentState.STOPPED: (

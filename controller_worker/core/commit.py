@@ -18,8 +18,9 @@ from controller_worker.core.effects import Append, AwaitTools, Effect
 from controller_worker.core.state import State
 
 MAX_ROUNDS = 16
-"""A settled log needs one or two, because a concern wants all that is due at once, or fills an append and ends the
-commit. More means that the core asks for the same thing again and again."""
+"""A settled log needs one or two: a concern returns all its due events at once, or fills an append and ends the commit.
+More means that the core decides the same thing again and again.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,9 @@ def settle(state: State, wanted: Append, now: datetime, *, traceparent: str | No
         if effect.is_partial:
             return Commit(events, answers, cancels, [], state, is_partial=True)
         effect = next_effect(state, now)
-    assert not isinstance(effect, Append), f"no end to what {concern_wanting(state, now)} wants at {state.version}"
+    assert not isinstance(effect, Append), (
+        f"endless loop of the decision {concern_wanting(state, now)} at version {state.version}"
+    )
     in_flight = effect.action_ids if isinstance(effect, AwaitTools) else ()
     dispatch = [position for position, event in enumerate(events) if event.id in in_flight]
     return Commit(events, answers, cancels, dispatch, state)

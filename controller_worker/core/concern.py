@@ -67,7 +67,7 @@ class Concern:
 
 
 Errands = Callable[["State"], Iterable[Errand]]
-"""What a concern wants each owner to do once."""
+"""Returns the side effects of a concern that each owner runs once."""
 
 Want = Callable[["State", datetime], Effect | None]
-"""What a concern wants now; None when it wants nothing. The time is aware UTC."""
+"""Returns a concern's next effect, or None. The time is aware UTC."""

@@ -24,7 +24,7 @@ from controller_worker.core.order import ERRANDS, ORDER
 from controller_worker.core.state import State
 
 CONCERNS = tuple(OWNERS[part.name] for part in fields(State) if part.name not in ("version", "before"))
-"""The owner of each part of the state. They read the state before an event, so their order means nothing."""
+"""The owner of each part of the state. They read the state before an event, so their order has no effect."""
 
 
 def fold(state: State, events: Iterable[Event]) -> State:

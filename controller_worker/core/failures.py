@@ -17,7 +17,7 @@ from broker.runtime import DeckhandsError
 CONTEXT_WINDOW = "context_window"
 """The code of a prompt that does not fit the model."""
 RATE_LIMIT = "rate_limit"
-"""The code of a call that the provider refused for now; the only one whose wait shows as a separate state."""
+"""The code of a rate limited call, the only failure with its own state while it waits."""
 
 
 def state_while_waiting(code: str) -> AgentState:

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from broker.contract import ModelReply
 
 KINDS_LIMIT = 16
-"""So many kinds are remembered, those that were asked last."""
+"""Number of remembered kinds; the most recent ones are kept."""
 SMALLEST_RATIO = 0.5
 LARGEST_RATIO = 10.0
-"""Our estimates are 0.6 to 1.6 times too high or too low for what people and programs write; what a provider adds to a
-short prompt, or a tokenizer that we do not know, can make more of it."""
+"""Our estimates are wrong by a factor of 0.6 to 1.6 for texts of users and programs. A provider's addition to a short
+prompt, or an unknown tokenizer, can make the factor larger.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from controller_worker.core.concerns import (
 )
 
 ERRANDS: tuple[Errands, ...] = (delegation.errands,)
-"""What comes before any decision and leaves nothing in the log."""
+"""Side effects that come before any decision and leave nothing in the log."""
 
 ORDER: tuple[Want, ...] = (
     start.await_start,  # before the start time, nothing is said, asked or opened

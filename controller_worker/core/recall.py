@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from controller_worker.core.state import State
 
 MAX_WORDS = 2_000
-"""That a message is searched for: a workspace names them, and the search holds up all conversations of a worker."""
+"""Words searched for in a message. A workspace chooses them, and the search blocks all conversations of a worker."""
 
 
 def recall(

@@ -42,9 +42,9 @@ from broker.contract import (
 
 CONDENSATIONS = 10
 KEPT_CALLS = 128
-"""Of one reply; no more can be carried out."""
+"""Calls kept of one reply; no more can be carried out."""
 LONG_TEXT_CHARS = 2 * SHORTENED_END_CHARS + 100
-"""Longer texts may stand beside the log; their hash is the same there."""
+"""Longer texts may be in blobs; their hash is the same there."""
 NOT_COMPARED = {
     *("kind", "timestamp", "source", "cause", "tool_call_metadata", "timeout", "blobs", "replaces"),
     "traceparent",

@@ -43,7 +43,7 @@ from controller_worker.providers import Completion, NoResponseError, prompt_toke
 from controller_worker.security import assessed
 
 WARM = 1.0
-"""The temperature after an empty reply, where none is set: the same question would be answered the same (6.3)."""
+"""The temperature after an empty reply, if none is set: the same question would get the same answer (6.3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +145,7 @@ class CallInFlight:
         return is_prepared or is_woken or self.answer is not None
 
     async def events(self, answer: ModelAnswer, state: State, agent: Agent) -> Append | None:
-        """Return the events of the answer, or None if the conversation was stopped meanwhile (the answer is
-        dropped).
-        """
+        """Return the events of the answer. None: the conversation was stopped meanwhile; the answer is dropped."""
         if state.lifecycle.agent_state in (AgentState.STOPPED, AgentState.ERROR):
             self.answer = None
             await self.permit.charge(state, None)
@@ -266,4 +264,4 @@ START = make_chain(
     ],
     last=_start_call,
 )
-"""The way of a call to its start. A step ends it with `Append`, `Wait` or `Started`, or passes the call on."""
+"""The steps to the start of a call. A step ends it with `Append`, `Wait` or `Started`, or passes the call on."""

@@ -47,14 +47,14 @@ UPKEEP_SECONDS = 1.0
 CHECK_NEWS_EVERY = 2
 CHECK_DISPATCH_AFTER_SECONDS = 6.0
 MAKE_ROOM_FOR = 256
-"""How many waiting conversations a full worker gives back each second: batch work first, then the longest wait."""
+"""Waiting conversations that a full worker releases per second: batch work first, then the longest wait."""
 SHOWN_LOST = 5
 QUOTAS_NAMED = 50
-"""How many of its quotas a worker reports."""
+"""Number of quotas that a worker reports."""
 IGNORED_NAMED = 10
-"""How many settings without effect a worker reports."""
+"""Number of settings without effect that a worker reports."""
 BEGIN_AT_ONCE = 32
-"""How many conversations may be restoring at once; the others are left to other workers."""
+"""Conversations that may be restoring at once; the others are left to other workers."""
 
 _log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from controller_worker.loop.services import Services
 _log = logging.getLogger(__name__)
 
 MAX_ROUNDS = 16
-"""Rounds in which neither the log grows nor an errand is done. One or two are usual; more mean an endless loop."""
+"""Rounds in which neither the log grows nor a side effect runs. One or two are usual; more mean an endless loop."""
 
 
 class ConversationLoop:
@@ -170,7 +170,7 @@ class ConversationLoop:
 
     def _endless(self) -> str:
         concern = concern_wanting(self.state, self._services.store.clock.now())
-        return f"no end to what {concern} wants at version {self.state.version}"
+        return f"endless loop of the decision {concern} at version {self.state.version}"
 
     async def _catch_up(self) -> None:
         """Restore the log at first, then fold in new events."""

@@ -45,11 +45,11 @@ T = TypeVar("T")
 
 TASK = "TASK: {task}"
 TIME_SHARE = 0.9
-"""Of the time that a parent has left: it passes for both of them, and the parent needs some for the result."""
+"""Share of the parent's remaining time: it passes for both, and the parent needs some for the result."""
 AT_ONCE = 16
-"""So many delegates of one conversation are started, or get an order, at the same time."""
+"""Delegates of one conversation that are started or notified at the same time."""
 FIRST_MESSAGE = 2
-"""The event in a delegate's log that holds its task."""
+"""The event in a delegate's log that contains its task."""
 WAITS_FOR_PERSON = frozenset({AgentState.AWAITING_USER_INPUT, AgentState.AWAITING_USER_CONFIRMATION})
 
 

@@ -20,11 +20,13 @@ from controller_worker.loop.owned_log import OwnedLog
 from controller_worker.loop.services import Services
 
 MAX_ROUNDS = 16
-"""How often news may come in between; each time the same is said again. Then the conversation is taken up again."""
+"""Attempts while new events keep arriving; each records the same error. After the last one the conversation is claimed
+again.
+"""
 NEWER_WORKER = WaitReason.NEWER_WORKER.value
-"""What a conversation waits for that this version cannot read."""
+"""The wait reason of a conversation that this version cannot read."""
 LEFT_SECONDS = 10.0
-"""After how long somebody looks again whether there is a newer worker."""
+"""Time before a worker checks again whether there is a newer one."""
 
 _log = logging.getLogger(__name__)
 

@@ -41,13 +41,13 @@ from controller_worker.providers import HookVeto
 VETO_EXIT_CODE = 2
 MAX_REASON_CHARS = 2_000
 LAST_WORDS_SECONDS = 1.0
-"""How long a command that was killed is waited for."""
+"""How long to wait for the end of a killed command."""
 ERROR_ID = "AGENT_ERROR$HOOK_VETO"
 
 _log = logging.getLogger(__name__)
 
 HookFunction = Callable[[Mapping[str, Any]], str | Awaitable[str | None] | None]
-"""Takes what happens, returns why it must not, or None. Synchronous ones run in a thread."""
+"""Takes a call or event; returns the reason for a veto, or None. Synchronous ones run in a thread."""
 
 
 class HookPoint(StrEnum):

@@ -135,7 +135,7 @@ class Replay:
     def __init__(self, events: Sequence[Event]) -> None:
         created = events[0] if events else None
         if not isinstance(created, ConversationCreated):
-            raise UsageError("The log does not begin with the creation of its conversation.", remedy="Export it whole.")
+            raise UsageError("The log does not start with the creation of its conversation.", remedy="Export it whole.")
         self._events = events
         self._state = State()
         self._agent: Agent = create_agent(created.agent)
@@ -283,8 +283,8 @@ def _as_recorded(decided: Event | None, event: Event) -> Event | None:
 
 def _wanted(effect: Effect) -> str:
     if isinstance(effect, CallModel):
-        return f"the controller wants to ask the model for step {effect.iteration}"
-    return f"the controller wants: {type(effect).__name__}"
+        return f"the controller decides to ask the model for step {effect.iteration}"
+    return f"the controller decides: {type(effect).__name__}"
 
 
 def _shown(event: Event | None) -> list[str]:

@@ -25,13 +25,13 @@ from broker.coordination import Claimed
 
 AT_ONCE = 16
 KEPT = 4
-"""How many more may step at once if they are interactive."""
+"""Additional turns for interactive conversations."""
 BESIDE_INTERACTIVE = 4
-"""How many others may step at once while an interactive one does."""
+"""Turns of other conversations while an interactive one steps."""
 LONGEST_SECONDS = 0.1
 USUAL_ORDER = (0, 1, 2)
 ORDERS = {0: (2, 1, 0), 4: (1, 0, 2)}
-"""By the number of the turn, modulo 8; as in turns.lua."""
+"""The order of classes, by the number of the turn modulo 8; as in turns.lua."""
 
 
 @dataclass(slots=True)

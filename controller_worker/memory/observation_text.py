@@ -14,7 +14,7 @@ from controller_worker.providers import NOT_SEEN, ImagePart, TextPart
 Content = tuple[TextPart | ImagePart, ...]
 
 MAX_IMAGE_CHARS = 5 * 2**20
-"""Of a picture in base64; Anthropic refuses longer ones."""
+"""Length of a picture in base64; Anthropic refuses longer ones."""
 
 _BEGINNINGS = {
     "data:image/png;base64": re.compile("iVBORw0KGgo"),
@@ -22,7 +22,7 @@ _BEGINNINGS = {
     "data:image/gif;base64": re.compile("R0lGOD"),
     "data:image/webp;base64": re.compile("UklGR.{6}XRUJQ"),
 }
-"""What a picture of this kind begins with, in base64."""
+"""The first characters of a picture of each type, in base64."""
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _END = re.compile(r"[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==")
 

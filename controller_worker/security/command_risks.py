@@ -16,7 +16,7 @@ from controller_worker.security.path_risk import reading_risk, writing_risk
 LOW, MEDIUM, HIGH = ActionSecurityRisk.LOW, ActionSecurityRisk.MEDIUM, ActionSecurityRisk.HIGH
 
 Arguments = Sequence[str | None]
-"""The words after the program's name; None for one that is not known before it runs."""
+"""The words after the program's name; None for a word that is unknown before it runs."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -27,14 +27,14 @@ READERS = _words(
     "ls cat head tail wc grep egrep fgrep rg ag tree file stat du df diff cmp comm sort uniq cut tr nl od xxd hexdump "
     "strings md5sum sha1sum sha256sum cksum readlink realpath column paste fold jq yq less more zcat bat"
 )
-"""Programs that only read what their arguments name."""
+"""Programs that only read the paths in their arguments."""
 HARMLESS = _words(
     "echo printf pwd cd true false : test [ date whoami id uname hostname basename dirname seq sleep wait jobs type "
     "which whereis printenv env ps top free uptime nproc arch expr let read shift return exit break continue set unset "
     "local readonly pushd popd dirs hash times ulimit umask getopts clear tput yes"
 )
 WRITERS = _words("cp mv ln tee touch mkdir rmdir install truncate split patch unzip tar gzip gunzip zip xz")
-"""Programs that write what their arguments name."""
+"""Programs that write the paths in their arguments."""
 DESTROYERS = _words("rm unlink shred")
 PERMISSIONS = _words("chmod chown chgrp setfacl chattr")
 DANGEROUS = _words(

@@ -21,7 +21,7 @@ RUNS_LATER = re.compile(
     r"(^|/)(\.git/(hooks|config)|\.gitconfig|\.bash(rc|_profile|_login)|\.profile|\.zshrc|authorized_keys"
     r"|sitecustomize\.py|usercustomize\.py)|\.pth$"
 )
-"""What is written there runs when somebody does something else."""
+"""Files that other programs run later."""
 WORKSPACE = "/workspace"
 SCRATCH = ("/tmp/", "/var/tmp/")  # noqa: S108  (what commands write there, not we)
 NOWHERE = frozenset({"/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty"})

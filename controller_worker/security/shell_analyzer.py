@@ -20,7 +20,7 @@ from controller_worker.security.path_risk import reading_risk, writing_risk
 
 MAX_COMMAND_CHARS = 100_000
 MAX_DEPTH = 40
-"""Deeper nesting is nothing a person can judge either."""
+"""Deeper nesting cannot be judged by a user either."""
 
 SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "fish", "busybox"))
 BIN_DIRECTORIES = re.compile(r"(/usr)?(/local)?/s?bin/")
@@ -28,7 +28,7 @@ POISONED_VARIABLES = re.compile(
     r"(PATH|IFS|ENV|BASH_ENV|BASH_FUNC_.*|SHELLOPTS|PS4|PROMPT_COMMAND|EDITOR|VISUAL|PAGER|LD_.*|DYLD_.*|PYTHON.*|PERL.*"
     r"|RUBY.*|NODE_.*|GIT_.*|.*_PROXY|.*_proxy|CDPATH|GLOBIGNORE)(\[.*)?"
 )
-"""Variables that make other programs do something else."""
+"""Variables that change the behavior of other programs."""
 WRAPPERS: dict[str, frozenset[str]] = {
     "env": frozenset(("-u", "-C", "--unset", "--chdir")),
     "nice": frozenset(("-n",)),
@@ -42,7 +42,7 @@ WRAPPERS: dict[str, frozenset[str]] = {
     "stdbuf": frozenset(("-i", "-o", "-e")),
     "xargs": frozenset(("-n", "-P", "-I", "-L", "-d", "-s", "-a", "-E")),
 }
-"""Programs that run the program in their arguments, and which of their options take a value."""
+"""Programs that run the program in their arguments, with their options that take a value."""
 FIND_RUNS = frozenset(("-exec", "-execdir", "-ok", "-okdir"))
 MAX_FIND_RUNS = 20
 FIND_WRITES = frozenset(("-delete", "-fprint", "-fprintf", "-fls", "-fprint0"))

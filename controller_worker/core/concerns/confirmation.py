@@ -46,7 +46,7 @@ FIXED_FIELDS = frozenset({"kind", "id", "timestamp", "source", "cause", "blobs",
     "replaces",
     "thought",
 }
-"""What an edit may not change."""
+"""Fields that an edit must not change."""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ NO_TASK = "The delegate was not started: its inputs hold no task."
 TOO_DEEP = "The delegate was not started: delegates may go {levels} levels deep, and this one would be deeper."
 NOTHING_LEFT = "The delegate was not started: its parent has no {what} left to give it."
 REPORTED_BYTES = 2**20
-"""About how many bytes of reports enter in one append; a longer report enters alone."""
+"""Approximate limit on the reports in one append; a longer report gets its own append."""
 NOTHING: dict[str, Any] = {"iterations": 0, "budget_usd": None, "tokens": None}
 ORDERS = {
     AgentState.PAUSED: AgentState.PAUSED,
@@ -66,7 +66,7 @@ ORDERS = {
     AgentState.FINISHED: AgentState.STOPPED,
     AgentState.REJECTED: AgentState.STOPPED,
 }
-"""What a parent's state means for its delegates."""
+"""The delegates' state for each state of the parent."""
 
 
 @dataclass(frozen=True, slots=True)

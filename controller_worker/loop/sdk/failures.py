@@ -54,7 +54,7 @@ BY_NAME: Mapping[str, type[ModelError]] = {
     "MessageParseError": MalformedReplyError,
     "TimeoutError": ModelTimeoutError,
 }
-"""What the SDK calls an error, or the class of what it raises; anything else is `ServiceUnavailableError`."""
+"""By the SDK's name of an error or the class of its exception; any other is `ServiceUnavailableError`."""
 
 NOT_INSTALLED = frozenset({"CLINotFoundError", "ModuleNotFoundError", "ImportError"})
 REMEDY = "Install it where controller workers run: pip install 'deckhands[claude]'."

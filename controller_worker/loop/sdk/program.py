@@ -28,7 +28,7 @@ from controller_worker.loop.sdk.reply_stream import PREFIX, SERVER
 
 MAX_LINE_BYTES = 64 * 2**20
 TOOL_USE = "claudecode/toolUseId"
-"""Where a call of a tool names the call of the reply that it comes from."""
+"""The field in which a tool call names its call in the reply."""
 STDERR_LINES = 20
 FOLDER = "deckhands-sdk-"
 FOR_EVER_MS = str(2**31 - 1)

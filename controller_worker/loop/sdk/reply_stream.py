@@ -12,7 +12,7 @@ from typing import Any
 
 SERVER = "deckhands"
 PREFIX = f"mcp__{SERVER}__"
-"""How the CLI names the tools of our MCP server."""
+"""The CLI's prefix for the tools of our MCP server."""
 
 _USAGE = {
     "input_tokens": 1,

@@ -23,7 +23,7 @@ from controller_worker.loop.sdk.launch import ENVIRONMENT, command_of
 
 MAX_LINE_BYTES = 2**20
 MAX_WAITING_BYTES = 64 * 2**20
-"""Of what the program has not read yet; it reads everything at once."""
+"""Bytes that the program has not read yet; it normally reads everything at once."""
 SAID_BYTES = 2_000
 INSIST_SECONDS = 3.0
 

@@ -51,10 +51,10 @@ from controller_worker.loop.sdk.runner import Line, Runner
 from controller_worker.loop.sdk.sessions import Sessions
 
 MODEL = "claude-sonnet-4-5"
-"""What the CLI believes to ask; which model is asked the core decides."""
+"""The model that the CLI is told; the core decides which one is called."""
 MAX_STARTS = 3
 RETRY_SECONDS = (8.0, 16.0, 32.0)
-"""After failures of one step without a fallback; then the conversation ends in an error."""
+"""Delays after failures of one step without a fallback; then the conversation ends in an error."""
 CHANGED_BY = "deckhands"
 SHOWN_CHARS = 1_000
 
@@ -182,7 +182,7 @@ class Session:
             self._tell_reply(reply)
         for observation in turn.observations:
             self._tell_result(observation)
-        _log.info("conversation %s: the SDK begins, with %d replies", self._conversation_id, len(turn.replies))
+        _log.info("conversation %s: the SDK starts with %d replies", self._conversation_id, len(turn.replies))
 
     def _tell_reply(self, reply: ModelReply) -> None:
         assert self._runner is not None

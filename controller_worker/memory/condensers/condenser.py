@@ -32,7 +32,7 @@ class Inquiry:
 
 
 Condensed = View | CondensationAction | Inquiry
-"""What to show, what to forget first, or what to ask first."""
+"""A View to show, a condensation to append first, or a question to ask first."""
 
 
 class Condenser(Protocol):

@@ -18,7 +18,7 @@ from controller_worker.memory.condensers.pipeline import CondenserPipeline
 CONDENSERS: Mapping[str, Callable[[Any], Condenser]] = {
     found.type: found for found in classes_in(controller_worker.memory.condensers) if hasattr(found, "type")
 }
-"""By the specification's type; pipelines apart."""
+"""By the specification's type, without pipelines."""
 ENTRY_POINTS = "deckhands.condensers"
 
 

@@ -15,7 +15,7 @@ from controller_worker.memory.view import View
 
 NO_SUMMARY = "No events summarized"
 SHRINK = 0.8
-"""How much of an event is shown after each prompt that did not fit: a number of OpenHands' SDK."""
+"""Share of an event that is shown after each prompt that did not fit: a number of OpenHands' SDK."""
 
 
 def should_condense(spec: RollingCondenserSpec, view: View) -> bool:
