@@ -146,7 +146,8 @@ def _peer_of(path: str) -> int:
 
 def _is_related(pid: int) -> bool:
     """Return whether a process, or its parent, is an ancestor of this one."""
-    ancestors, parent = set[int](), os.getpid()
+    ancestors = set[int]()
+    parent = os.getpid()
     while parent > 0:
         ancestors.add(parent := _parent_of(parent))
     return pid > 0 and (pid in ancestors or _parent_of(pid) in ancestors - {0})

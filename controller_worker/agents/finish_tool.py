@@ -33,7 +33,8 @@ def finish_tool(output: OutputSpec | None) -> ToolSpec:
     tool = AgentFinishAction.tool_spec
     if output is None:
         return tool
-    parameters, schema = tool.parameters, output.json_schema
+    parameters = tool.parameters
+    schema = output.json_schema
     shared = {name: _moved(schema[name]) for name in _SHARED if name in schema}
     own = {name: _moved(part) for name, part in schema.items() if name not in (*_SHARED, "$schema", "$id")}
     return replace(

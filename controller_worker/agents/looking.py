@@ -5,7 +5,7 @@ Holds: they get no other tools, whatever the conversation offers, because other 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from broker.contract import (
@@ -18,15 +18,45 @@ from broker.contract import (
     AgentSpec,
     AgentThinkAction,
     Event,
+    FileReadAction,
+    FileReadSource,
     ModelReply,
     TaskItem,
     ToolSpec,
     WorkspaceSpec,
+    required_text,
 )
 from controller_worker.agents.finish_tool import finish_tool
 from controller_worker.agents.prompt import rendered
 from controller_worker.agents.tool_calls import events_of_reply
-from controller_worker.agents.viewing import VIEW
+
+
+def view_action(arguments: Mapping[str, Any]) -> FileReadAction:
+    """Return the view of a file or directory."""
+    return FileReadAction(
+        path=required_text(arguments, "path", "view"),
+        impl_source=FileReadSource.OH_ACI,
+        view_range=arguments.get("view_range"),
+    )
+
+
+VIEW = ToolSpec(
+    name="view",
+    description="Show a file with line numbers, or a directory two levels deep. Long output is cut.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "path": {"type": "string", "description": "Absolute path of the file or directory."},
+            "view_range": {
+                "type": "array",
+                "items": {"type": "integer"},
+                "description": "First and last line of a file, from 1; -1 as last: to the end.",
+            },
+        },
+        "required": ["path"],
+    },
+    convert=view_action,
+)
 
 
 class OwnToolsOnly:

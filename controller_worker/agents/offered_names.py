@@ -30,7 +30,8 @@ def visible_names(offers: Iterable[ToolOffer], own: AbstractSet[str]) -> dict[st
     """
     by_key = {offer.key: offer for offer in offers}
     counts = Counter(offer.name for offer in by_key.values())
-    names, prefixed = dict[str, str](), dict[str, str]()
+    names = dict[str, str]()
+    prefixed = dict[str, str]()
     for key, offer in by_key.items():
         is_of_server = offer.runner == "mcp"
         if offer.name not in own and (counts[offer.name] == 1 or not is_of_server):
@@ -48,7 +49,8 @@ def visible_names(offers: Iterable[ToolOffer], own: AbstractSet[str]) -> dict[st
 
 
 def _hashed(name: str, key: str, taken: AbstractSet[str]) -> str:
-    found, text = "", key
+    found = ""
+    text = key
     while not found or found in taken:
         text = hashlib.sha256(text.encode()).hexdigest()
         found = f"{name[: MAX_NAME_CHARS - _HASH_CHARS - 1]}_{text[:_HASH_CHARS]}"

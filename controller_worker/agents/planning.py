@@ -18,8 +18,7 @@ from broker.contract import (
     TaskItem,
     TaskTrackingAction,
 )
-from controller_worker.agents.looking import OwnToolsOnly
-from controller_worker.agents.viewing import VIEW
+from controller_worker.agents.looking import VIEW, OwnToolsOnly
 
 
 class PlanningAgent(OwnToolsOnly):

@@ -54,7 +54,8 @@ def announce(
         # A stop makes earlier background jobs useless; after an error, a user may continue.
         cancels += (EVERYTHING,) if wanted is AgentState.STOPPED else ()
     if wanted is not AgentState.ERROR:
-        reason = code = ""
+        reason = ""
+        code = ""
     events.append(AgentStateChangedObservation(agent_state=wanted, reason=reason, code=code))
     return Append(tuple(events), tuple(answers), cancels)
 

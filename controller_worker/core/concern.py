@@ -32,7 +32,8 @@ else:
         return other
 
 
-_new, _set = object.__new__, object.__setattr__  # a frozen instance is filled before it is shared
+_new = object.__new__
+_set = object.__setattr__  # a frozen instance is filled before it is shared
 
 
 __all__ = ["OWNERS", "Concern", "Errands", "Handler", "Want", "evolve"]

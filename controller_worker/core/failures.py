@@ -5,7 +5,7 @@ one, else `<class>: <text>`.
 
 Holds: a failure is retried at the time in its event, whatever its code; without a time, the work ends in an error.
 Differs: the original wraps some errors (an unreachable provider) in a RuntimeError before it classifies them, and ends
-a lasting rate limit in a state of its own. Here each error has its own code, and a lasting rate limit becomes an error
+a lasting rate limit in a separate state. Here each error has its own code, and a lasting rate limit becomes an error
 with or without listeners, because an unwatched conversation must end too.
 """
 

@@ -123,7 +123,8 @@ def traces_of_calls(reply: ModelReply) -> tuple[tuple[str, Trace], ...]:
     The text beside a call is not compared. The traces are used only for refused calls, and equal calls are refused
     alike.
     """
-    blobs, found = reply.blobs or {}, []
+    blobs = reply.blobs or {}
+    found = []
     for position, call in enumerate(reply.tool_calls[:KEPT_CALLS]):
         path = f"tool_calls.{position}"
         compared = [_text(getattr(call, name), f"{path}.{name}", blobs) for name in ("name", "arguments")]
@@ -210,14 +211,16 @@ def find_loop(recent: RecentEvents, policy: LoopPolicy) -> Loop | None:
 
 
 def _patterns(recent: RecentEvents, policy: LoopPolicy) -> Iterator[Loop]:
-    actions, observations = recent.actions, recent.observations
+    actions = recent.actions
+    observations = recent.observations
     count = policy.action_observation
     if _has_equal(actions, count) and _has_equal(observations, count):
         yield Loop("repeating_action_observation", count, actions[-count].turn_id)
     count = policy.action_error
     if _has_equal(actions, count) and _has_errors(observations, count):
         yield Loop("repeating_action_error", count, actions[-count].turn_id)
-    count, messages = policy.monologue, recent.messages
+    count = policy.monologue
+    messages = recent.messages
     if _has_equal(messages, count):
         yield Loop("monologue", count, messages[-count].turn_id)
     count = policy.alternating_pattern

@@ -156,7 +156,8 @@ class CallInFlight:
         """Settle the call after its answer was appended."""
         self.answer = None
         if isinstance(answer.result, ModelCallDeferred):
-            self.permit.is_refused, self.permit.is_woken = True, False
+            self.permit.is_refused = True
+            self.permit.is_woken = False
         else:
             await self.permit.charge(state, answer.result)
 

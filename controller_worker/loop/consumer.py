@@ -35,7 +35,7 @@ from broker.secrets import Secrets
 from broker.store import ShardKeys, Store, open_store
 from controller_worker.agents import known_agents
 from controller_worker.loop.conversation_loop import ConversationLoop
-from controller_worker.loop.hook_table import load_hooks
+from controller_worker.loop.hooks import load_hooks
 from controller_worker.loop.sdk.sessions import Sessions
 from controller_worker.loop.services import Services
 from controller_worker.model import Models
@@ -176,7 +176,8 @@ class Incarnation:
     async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
         """Work until stopped or swept; `on_beat` receives the progress at each heartbeat."""
         await self.membership.register()
-        store, settings = self._services.store, self._settings
+        store = self._services.store
+        settings = self._settings
         if settings.tenants.rules or settings.admit_memory is not None:
             await publish(store, settings.tenants, settings.admit_memory)
         try:
@@ -328,7 +329,8 @@ class Incarnation:
         idle.sort(key=lambda loop: (-loop.rank, loop.waiting_since))
         surplus = self._surplus()
         for position, loop in enumerate(idle):
-            cid, waited = loop.conversation_id, now - loop.waiting_since
+            cid = loop.conversation_id
+            waited = now - loop.waiting_since
             if position < surplus or waited > self._idle_seconds:
                 await loop.release_idle()
             elif waited > CHECK_DISPATCH_AFTER_SECONDS and now - checked.get(cid, 0.0) > waited / 2:

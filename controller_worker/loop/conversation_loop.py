@@ -4,7 +4,8 @@ While it waits for a tool or a user, a conversation is an object with no asyncio
 uses no memory. Only a model call keeps a task.
 
 Holds: a conversation with another owner is dropped at once and writes nothing. An unforeseen error becomes an event of
-its conversation and affects no other.
+its conversation and affects no other. At the deadline of a conversation with a time limit, an alarm ends a tool or a
+model call that is in flight.
 Does not: retry model calls by sleeping. A failed call is an event with the time of the next attempt, and the
 conversation is parked until then.
 """
@@ -18,9 +19,8 @@ from functools import partial
 
 from broker.contract import AgentState, is_settled
 from broker.coordination import CarriedEvent, Claimed, CrashAttribution
-from broker.runtime import CONVERSATION, OwnershipLost
+from broker.runtime import CONVERSATION, Clock, OwnershipLost
 from controller_worker.core import Append, State, concern_wanting, ends_call, next_effect
-from controller_worker.loop.alarm import Alarm
 from controller_worker.loop.call_in_flight import CallInFlight
 from controller_worker.loop.failed_conversation import rest_in_error
 from controller_worker.loop.owned_log import Gone, OwnedLog, TakenOver
@@ -34,21 +34,43 @@ MAX_ROUNDS = 16
 """Rounds in which neither the log grows nor a side effect runs. One or two are usual; more mean an endless loop."""
 
 
+class Alarm:
+    """Rings when the conversation's time is up."""
+
+    def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
+        self._clock = clock
+        self._ring = ring
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, state: State) -> None:
+        """Set the alarm to the conversation's deadline, if it works and has one. This replaces an earlier setting."""
+        self.cancel()
+        deadline = state.usage.deadline
+        if deadline is not None and not is_settled(state.lifecycle.agent_state):
+            left = (deadline - self._clock.now()).total_seconds()
+            self._timer = asyncio.get_running_loop().call_later(max(left, 0.0), self._ring)
+
+    def cancel(self) -> None:
+        """Cancel the alarm."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
 class ConversationLoop:
     """One conversation owned by this worker.
 
     Attributes:
         is_to_begin_again: after a drop, check whether this worker still owns the conversation. Set if its log has lost
-            its
-            tail; if the store was away, because an older state of it may name this worker as the owner under another
-            token; or if the conversation could not be released because new events kept arriving.
+            its tail; if the store was away, because an older state of it may name this worker as the owner under
+            another token; or if the conversation could not be released because new events kept arriving.
         is_lost: it has another owner.
         rank: of its priority; 0 goes first.
     """
 
     def __init__(self, claimed: Claimed, services: Services, *, on_gone: Callable[[ConversationLoop], None]) -> None:
         self.conversation_id = claimed.ownership.conversation_id
-        self.is_to_begin_again = self.is_lost = False
+        self.is_to_begin_again = False
+        self.is_lost = False
         self.rank = claimed.rank
         self._turn = services.steps.turn_of(claimed)
         self._services = services
@@ -154,12 +176,15 @@ class ConversationLoop:
             self._turn.give()
 
     async def _step_on(self) -> None:
-        seen, rounds = (-1, 0), 0
+        seen = (-1, 0)
+        rounds = 0
         while True:
             await self._catch_up()
             before, seen = seen, (self.state.version, len(self._performer.done))
             rounds = rounds + 1 if seen == before else 0
-            assert rounds < MAX_ROUNDS, self._endless()
+            if rounds >= MAX_ROUNDS:
+                concern = concern_wanting(self.state, self._services.store.clock.now())
+                raise AssertionError(f"endless loop of the decision {concern} at version {self.state.version}")
             if not await self._step():
                 await self._suspicion.rest()
                 has_news = self._log.has_news, self._call.take_news(), self._sdk.take_news()
@@ -167,10 +192,6 @@ class ConversationLoop:
                     return
                 rounds = -1
             await self._turn.take_next()
-
-    def _endless(self) -> str:
-        concern = concern_wanting(self.state, self._services.store.clock.now())
-        return f"endless loop of the decision {concern} at version {self.state.version}"
 
     async def _catch_up(self) -> None:
         """Restore the log at first, then fold in new events."""
@@ -182,7 +203,8 @@ class ConversationLoop:
 
     async def _step(self) -> bool:
         """Append the model's answer, or perform the next effect. Return False if there is only a wait left."""
-        answer, state = self._call.answer, self.state
+        answer = self._call.answer
+        state = self.state
         if answer is not None:
             wanted = await self._call.events(answer, state, self._log.agent)
             if wanted is not None and await self._append(wanted):

@@ -41,7 +41,9 @@ async def rest_in_error(services: Services, owned: OwnedLog, error: Exception) -
         False if the conversation is still owned, because new events kept arriving or because the store refuses this
         worker's function calls for the moment: its owner must claim it again.
     """
-    log, owners, ownership = services.log, services.owners, owned.ownership
+    log = services.log
+    owners = services.owners
+    ownership = owned.ownership
     state = owned.state if owned.is_restored else None
     try:
         if isinstance(error, FunctionsReplaced):
@@ -91,7 +93,8 @@ async def _try_to_rest(
     If another worker owns it, return True without a report.
     """
     (last_id,) = await owners.last_ids([ownership.conversation_id])
-    reason, code = last_error_of(error), code_of(error)
+    reason = last_error_of(error)
+    code = code_of(error)
     if state is not None and state.version == last_id:
         wanted = end_in_error(state, reason, code=code)
     else:  # the pending actions are unknown

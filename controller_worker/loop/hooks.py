@@ -2,11 +2,21 @@
 
 A hook is a Python function or a command. It receives the call or event as JSON values; a hook that runs before it can
 veto it. A veto is recorded like any other outcome (an error observation, a refused finish, a failed call), so the log
-and its replay need no hooks.
+and its replay need no hooks. The hooks of a controller worker are those of its file (DECKHANDS_HOOKS) and those of
+installed packages:
 
-Holds: a hook that fails or times out vetoes if it runs before something, and is only logged if it runs after it. The
-worker's loop steps other conversations while a hook runs. Hooks come from the worker's own configuration, never from a
-workspace or a conversation.
+    [[hook]]
+    on = "before_action"
+    command = ["/opt/guard/check"]      # or: python = "guard.rules:check"
+    kinds = ["action.run"]              # left out: every kind
+    timeout_seconds = 5                 # left out: 10
+
+An installed package offers functions by entry points of the group `deckhands.hooks`, named after their point, such as
+`before_action` or, if there are several, `before_action.guard`.
+
+Holds: an unusable hook is refused when the worker starts, not at its first use. A hook that fails or times out vetoes
+if it runs before something, and is only logged if it runs after it. The worker's loop steps other conversations while a
+hook runs. Hooks come from the worker's own configuration, never from a workspace or a conversation.
 Does not: ask exactly once. After a crash, or after a message in between, a question can be repeated.
 """
 
@@ -14,16 +24,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import inspect
 import json
 import logging
 import os
 import signal
 import tempfile
+import tomllib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import IO, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from broker.contract import (
     Action,
@@ -34,7 +49,8 @@ from broker.contract import (
     ModelReply,
     Observation,
 )
-from broker.runtime import DeckhandsError
+from broker.runtime import DeckhandsError, UsageError
+from broker.tools import entry_points
 from controller_worker.core import Append, State
 from controller_worker.providers import HookVeto
 
@@ -43,6 +59,8 @@ MAX_REASON_CHARS = 2_000
 LAST_WORDS_SECONDS = 1.0
 """How long to wait for the end of a killed command."""
 ERROR_ID = "AGENT_ERROR$HOOK_VETO"
+ENTRY_POINTS = "deckhands.hooks"
+REMEDY = "See docs/hooks.md for the format of a hook."
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +105,7 @@ class Hooks:
         self._hooks: dict[HookPoint, list[Hook]] = {}
         for hook in hooks:
             self._hooks.setdefault(hook.point, []).append(hook)
-        self._telling: set[asyncio.Task[None]] = set()
+        self._telling: set[asyncio.Task[str | None]] = set()
 
     async def admit(self, state: State, service: str, model: str) -> None:
         """Ask whether a model call is allowed.
@@ -142,12 +160,9 @@ class Hooks:
 
     def _tell(self, point: HookPoint, state: State, event: Event) -> None:
         if point in self._hooks:
-            task = asyncio.create_task(self._told(point, state, _about(event, event.id)))
+            task = asyncio.create_task(self._veto(point, state, _about(event, event.id)))
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)
-
-    async def _told(self, point: HookPoint, state: State, about: Mapping[str, Any]) -> None:
-        await self._veto(point, state, about)
 
     async def _veto(self, point: HookPoint, state: State, about: Mapping[str, Any]) -> str | None:
         """Return the reason of the first veto, or None; hooks are asked in their order."""
@@ -245,3 +260,98 @@ async def _ended(command: Sequence[str], told: bytes, printed: IO[bytes]) -> tup
             await asyncio.wait_for(process.wait(), LAST_WORDS_SECONDS)
         raise
     return process.returncode, errors
+
+
+class _Entry(BaseModel):
+    """One table of the file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    on: HookPoint
+    command: list[str] | None = Field(default=None, min_length=1)
+    python: str | None = None
+    kinds: frozenset[str] = frozenset()
+    timeout_seconds: float = Field(default=10.0, gt=0)
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    hook: list[_Entry] = Field(default_factory=list)
+
+
+def load_hooks(path: str) -> Hooks:
+    """Return the hooks of a file and of installed packages, in this order.
+
+    Args:
+        path: the file; empty for none.
+
+    Raises:
+        UsageError: a hook cannot be read or found.
+    """
+    hooks = [_hook(entry, path) for entry in _entries(path)] if path else []
+    return Hooks([*hooks, *_installed()])
+
+
+def _entries(path: str) -> list[_Entry]:
+    try:
+        return _Table.model_validate(tomllib.loads(Path(path).read_text(encoding="utf-8"))).hook
+    except OSError as error:
+        raise UsageError(
+            f"The file of hooks {path} cannot be read: {error.strerror}.",
+            remedy="Set DECKHANDS_HOOKS to a file of hooks, or unset it.",
+        ) from error
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise UsageError(
+            f"{path}: {where}: {error.errors()[0]['msg']}.", remedy=f"The points are {_points()}. {REMEDY}"
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"{path} is not TOML: {error}.", remedy=REMEDY) from error
+
+
+def _hook(entry: _Entry, path: str) -> Hook:
+    if (entry.command is None) == (entry.python is None):
+        raise UsageError(f"{path}: a hook on {entry.on} needs `command` or `python`, and not both.", remedy=REMEDY)
+    if entry.command is not None:
+        name = entry.command[0]
+        ask = command_hook(entry.command)
+    else:
+        name = entry.python or ""
+        ask = function_hook(_function(name, path))
+    return Hook(entry.on, name, ask, entry.timeout_seconds, entry.kinds)
+
+
+def _function(reference: str, path: str) -> Callable[..., Any]:
+    module, _, attribute = reference.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"{path}: the hook {reference!r} cannot be imported: {error}.", remedy="Write module:function."
+        ) from error
+    return _checked(found, reference)
+
+
+def _checked(found: Any, reference: str) -> Callable[..., Any]:
+    if not callable(found):
+        raise UsageError(f"The hook {reference!r} is a {type(found).__name__}, not a function.", remedy=REMEDY)
+    function: Callable[..., Any] = found
+    return function
+
+
+def _installed() -> list[Hook]:
+    hooks = []
+    for point in entry_points(ENTRY_POINTS):
+        on = point.name.partition(".")[0]
+        if on not in HookPoint.__members__.values():
+            raise UsageError(
+                f"The package {point.dist.name if point.dist else point.value!r} has a hook on {on!r}.",
+                remedy=f"The points are {_points()}.",
+            )
+        hooks.append(Hook(HookPoint(on), point.value, function_hook(_checked(point.load(), point.value))))
+    return hooks
+
+
+def _points() -> str:
+    return ", ".join(HookPoint)

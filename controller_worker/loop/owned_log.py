@@ -1,7 +1,8 @@
-"""The log of one conversation, used by its owner: claim, restore, fold, append, release.
+"""The log of one conversation, used by its owner: claim, restore, fold, append, snapshot, release.
 
 Holds: every decision is based on the log up to `state.version`, and is appended only if the log still holds that event
-and has not grown since. An append is written whole. A fenced owner writes nothing.
+and has not grown since. An append is written whole. A fenced owner writes nothing. A snapshot belongs to a log that the
+store still has; a snapshot ahead of its log shows that the log has lost its tail.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from broker.contract import (
     share_names,
 )
 from broker.coordination import CANNOT_BE_READ, CarriedEvent, Claimed, Figures
-from broker.log import Appended, Closed, Conflict, Duplicate, check_remembered, model_of, name_gap
+from broker.log import Appended, Closed, Conflict, Duplicate, check_remembered, model_of, name_gap, name_snapshot_gap
 from broker.runtime import DeckhandsError, EventsLost, Value, failpoint, traceparent_of
 from controller_worker.agents import Agent, create_agent
-from controller_worker.core import Append, Commit, State, fold, index_fields, settle
+from controller_worker.core import Append, Commit, State, fold, index_fields, settle, snapshot_of, state_from
 from controller_worker.loop.answering import event_of
 from controller_worker.loop.delegates import report_end
 from controller_worker.loop.services import Services
-from controller_worker.loop.snapshots import EVERY_EVENTS, Snapshots
 from controller_worker.model import Recollection
 
+EVERY_EVENTS = 50
 MAX_CRASHES = 3
 NOTICED_BY = "a controller worker"
 ANSWERED = "answered"
@@ -45,6 +46,47 @@ class Gone(Exception):
 
 class TakenOver(Gone):
     """The conversation has another owner."""
+
+
+class Snapshots:
+    """Reads and writes the latest snapshot; `version` is that of the latest one known to this owner."""
+
+    def __init__(self, services: Services, claimed: Claimed) -> None:
+        self._services = services
+        self._claimed = claimed
+        self.version = 0
+
+    async def latest(self) -> State:
+        """Return the state of the latest usable snapshot, or an empty state."""
+        services = self._services
+        claimed = self._claimed
+        conversation_id = claimed.ownership.conversation_id
+        state = state_from(await services.owners.load_snapshot(conversation_id)) or State()
+        if state.version > claimed.last_id:
+            await name_snapshot_gap(services.log, conversation_id, state.version)
+            state = State()
+        self.version = state.version
+        return state
+
+    async def save(self, state: State, checksum: str) -> bool:
+        """Save a snapshot; return False if the conversation has another owner.
+
+        Args:
+            checksum: of the last event in it.
+
+        Raises:
+            EventsLost: the log does not hold that event.
+        """
+        failpoint("controller.before_snapshot")
+        ownership = self._claimed.ownership
+        snapshot = snapshot_of(state)
+        is_kept = await self._services.owners.save_snapshot(
+            ownership, snapshot, seen_id=state.version, checksum=checksum
+        )
+        if is_kept:
+            failpoint("controller.after_snapshot")
+            self.version = state.version
+        return is_kept
 
 
 class OwnedLog:
@@ -63,7 +105,9 @@ class OwnedLog:
     def __init__(self, claimed: Claimed, services: Services) -> None:
         self.ownership = claimed.ownership
         self.state = State()
-        self.has_new_events = self.is_watched = self.is_restored = False
+        self.has_new_events = False
+        self.is_watched = False
+        self.is_restored = False
         self.waiting_since = services.store.clock.monotonic()
         self.recollection = Recollection(services.log, claimed.ownership.conversation_id)
         self.traceparent: str | None = None
@@ -103,7 +147,8 @@ class OwnedLog:
         Raises:
             DeckhandsError: the conversation has crashed its workers too often.
         """
-        services, claimed = self._services, self._claimed
+        services = self._services
+        claimed = self._claimed
         if claimed.is_closed:
             await services.owners.release(self.ownership, seen_id=claimed.last_id)
             raise Gone
@@ -125,7 +170,8 @@ class OwnedLog:
 
     async def _trace(self, begun: datetime) -> None:
         """Make the span of the claim, in the trace of the submission."""
-        tracing, cid = self._services.tracing, self.ownership.conversation_id
+        tracing = self._services.tracing
+        cid = self.ownership.conversation_id
         if not tracing.is_on:
             return
         created = await event_of(self._services.log, cid, 1)
@@ -160,7 +206,8 @@ class OwnedLog:
         services = self._services
         # Masked before the fold: the state in memory must equal that of the log.
         masked = await services.log.mask(self.ownership.conversation_id, wanted.events)
-        now, wanted = services.store.clock.now(), replace(wanted, events=masked.events)
+        now = services.store.clock.now()
+        wanted = replace(wanted, events=masked.events)
         commit = settle(self.state, wanted, now, traceparent=self.traceparent)
         answered = model_of(commit.events)
         shown = index_fields(commit.state) | ({"model": answered} if answered else {})
@@ -238,7 +285,9 @@ class OwnedLog:
         Args:
             error: an error that the loss may have caused.
         """
-        store, cid, version = self._services.store, self.ownership.conversation_id, self.state.version
+        store = self._services.store
+        cid = self.ownership.conversation_id
+        version = self.state.version
         known = error if isinstance(error, EventsLost) and error.conversation_id == cid else None
         # An owner that has read nothing has nothing to compare.
         is_possible = isinstance(error, EventsLost) or self.has_reconnected
@@ -282,7 +331,9 @@ class OwnedLog:
         self._services.hooks.observe(self.state, events)
         if events:
             self.waiting_since = self._services.store.clock.monotonic()
-        before, self.state, self._checksum = self.state.setup.agent, state, checksum
+        before = self.state.setup.agent
+        self.state = state
+        self._checksum = checksum
         if state.setup.agent is not before:  # another agent, or other tools
             self._agent = create_agent(state.setup.agent)
 

@@ -2,19 +2,21 @@
 
 A method returns events to append, or whether to ask the core again at once or to wait for the next event.
 
-Holds: performing an effect twice is harmless, because the first time may have been before a crash.
+Holds: performing an effect twice is harmless, because the first time may have been before a crash. An awaited action is
+on an action stream, or is put there now.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import timedelta
 from enum import Enum
 from typing import Any, ClassVar
 
-from broker.contract import AgentState, ConversationBegun, Observation
-from broker.coordination import CrashAttribution, StartStatus
-from broker.log import EXPIRED_CODE, NOT_BEGUN
+from broker.contract import AgentState, ConversationBegun, Observation, Ownership, codec
+from broker.coordination import CrashAttribution, DispatchOutcome, Owners, StartStatus
+from broker.log import EXPIRED_CODE, NOT_BEGUN, EventLog
+from broker.runtime import OwnershipLost
 from controller_worker.agents import is_sdk_agent
 from controller_worker.core import (
     Append,
@@ -41,7 +43,6 @@ from controller_worker.core import (
 from controller_worker.loop.answering import answered, greeting
 from controller_worker.loop.call_in_flight import CallInFlight
 from controller_worker.loop.delegates import Delegates
-from controller_worker.loop.dispatches import Dispatches
 from controller_worker.loop.owned_log import OwnedLog
 from controller_worker.loop.sdk.session import Session
 from controller_worker.loop.services import Services
@@ -53,6 +54,45 @@ class Then(Enum):
 
     ASK_AGAIN = "ask again"
     WAIT = "wait"
+
+
+class Dispatches:
+    """The awaited actions of one conversation."""
+
+    def __init__(self, log: EventLog, owners: Owners, ownership: Ownership) -> None:
+        self._log = log
+        self._owners = owners
+        self._ownership = ownership
+        self._known: set[int] = set()
+
+    def note(self, action_ids: Iterable[int]) -> None:
+        """Record actions that were dispatched by the append that wrote them."""
+        self._known.update(action_ids)
+
+    def forget(self) -> None:
+        """Check all of them again at the next wait."""
+        self._known.clear()
+
+    async def ensure(self, action_ids: tuple[int, ...]) -> bool:
+        """Ensure that a tool worker has the actions. Return False if one of them is settled already.
+
+        Raises:
+            OwnershipLost: the conversation has another owner.
+        """
+        conversation_id = self._ownership.conversation_id
+        for action_id in action_ids:
+            if action_id in self._known:
+                continue
+            entry = await self._log.entry(conversation_id, action_id)
+            pool = codec.decode(entry, action_id).pool_wanted
+            outcome = await self._owners.dispatch(self._ownership, action_id, entry, pool=pool)
+            if outcome is DispatchOutcome.FENCED:
+                raise OwnershipLost(f"The conversation {conversation_id} has another owner.")
+            if outcome is DispatchOutcome.SETTLED:
+                return False
+            self._known.add(action_id)
+        self._known.intersection_update(action_ids)
+        return True
 
 
 class Performer:
@@ -107,7 +147,8 @@ class Performer:
         return await answered(services.log, services.notebooks, services.hooks, self._log.state, wanted)
 
     async def _await_start(self, _: AwaitStart) -> Append | Then:
-        services, log = self._services, self._log
+        services = self._services
+        log = self._log
         status = await services.owners.start_status(log.ownership)
         if status is StartStatus.DUE:
             return Append((ConversationBegun(),))
@@ -152,7 +193,8 @@ class Performer:
         return Then.ASK_AGAIN
 
     async def _call_model(self, wanted: CallModel) -> Append | Then:
-        log, call = self._log, self._call
+        log = self._log
+        call = self._call
         if not call.permit.is_refused and not call.is_running:
             if is_sdk_agent(log.agent) and not wants_verdict(log.state):
                 asks = await self._sdk.asks(wanted, log.state, log.agent)

@@ -93,7 +93,8 @@ class Divergence:
 
     def lines(self) -> list[str]:
         """Return the difference as a unified diff of both events."""
-        recorded, decided = _shown(self.recorded), _shown(self.decided)
+        recorded = _shown(self.recorded)
+        decided = _shown(self.decided)
         diff = difflib.unified_diff(recorded, decided, "recorded", "decided now", lineterm="", n=2)
         return [f"event {self.event_id}: {self.wanted}", *diff]
 
@@ -151,7 +152,8 @@ class Replay:
                 decided = self._expected[0] if self._expected else None
                 wanted = _wanted(next_effect(self._state, now))
                 return self._replayed(False, Divergence(event.id, event, _as_recorded(decided, event), wanted))
-            before, self._state = self._state.setup.agent, apply(self._state, event)
+            before = self._state.setup.agent
+            self._state = apply(self._state, event)
             if event.id > 1 and self._state.setup.agent is not before:
                 self._agent = create_agent(self._state.setup.agent)
         last = self._events[-1]
@@ -199,7 +201,8 @@ class Replay:
             skills = skills_from(survey) if isinstance(survey, Observation) else NO_SKILLS
             effect = recalled(self._state, skills, self._notes_recalled())
         elif isinstance(effect, CarryOut):
-            action, answer = self._events[effect.action_id - 1], self._events[effect.answer_id - 1]
+            action = self._events[effect.action_id - 1]
+            answer = self._events[effect.answer_id - 1]
             assert isinstance(action, RiskyAction)
             assert isinstance(answer, ChangeAgentStateAction)
             effect = carried_out(self._state, action, answer)

@@ -181,7 +181,8 @@ class ConversationMemory:
             case Action(source=EventSource.USER, runnable=True):
                 return _said(event.user_text)
             case CmdOutputObservation(tool_call_metadata=None):
-                return _said(self._cut(f"\nObserved result of command executed by user:\n{event.agent_text}"))
+                text = f"\nObserved result of command executed by user:\n{event.agent_text}"
+                return _said(truncate_content(text, self._options.max_message_chars))
             case AgentStateChangedObservation(agent_state=AgentState.RUNNING):
                 return _said(CONTINUE) if self._is_silence() else None
             case RecallObservation():
@@ -244,9 +245,6 @@ class ConversationMemory:
             sees_images=options.sees_images,
             shows_pages=options.shows_pages,
         )
-
-    def _cut(self, text: str) -> str:
-        return truncate_content(text, self._options.max_message_chars)
 
 
 def _said(text: str) -> Message:

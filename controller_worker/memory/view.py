@@ -150,7 +150,8 @@ class ViewFold:
         if self._summary is not None:
             kept.insert(self._summary_offset, self._summary)
         self._events = kept
-        replies, last = _replies_of(kept), max(forgotten, default=0)
+        replies = _replies_of(kept)
+        last = max(forgotten, default=0)
         self._companions = [
             event for event in self._companions if event.id in replies or (event.id > last and not _is_reply(event))
         ]

@@ -106,11 +106,9 @@ def _downloads(arguments: Arguments, workspace: str) -> ActionSecurityRisk:
     if any(word is None or UPLOAD_FLAG.fullmatch(word) for word in arguments):
         return HIGH
     follows_output = [word for flag, word in pairwise(arguments) if flag in ("-o", "-O", "--output", "-P")]
-    return max([MEDIUM, *(writing_risk(word, workspace) for word in follows_output if not _is_address(word))])
-
-
-def _is_address(word: str | None) -> bool:
-    return word is not None and "://" in word
+    return max(
+        [MEDIUM, *(writing_risk(word, workspace) for word in follows_output if word is None or "://" not in word)]
+    )
 
 
 def _interprets(arguments: Arguments) -> ActionSecurityRisk:

@@ -67,7 +67,8 @@ def _made(group: str, policy: ConfirmationPolicy) -> Any:
     name = dict(policy.plugins).get(group)
     if name is None:
         return None
-    what, installed = _WHAT[group], entry_points(group)
+    what = _WHAT[group]
+    installed = entry_points(group)
     if name not in installed.names:
         known = ", ".join(sorted(installed.names)) or "none"
         raise UsageError(f"There is no {what} named {name!r}.", remedy=f"Besides the built-in ones there are: {known}.")

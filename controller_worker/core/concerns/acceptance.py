@@ -65,7 +65,7 @@ class Acceptance:
     Attributes:
         check_id: the action that checks the finish while it runs; 0 for none.
         refusals: number of refused finishes.
-        is_refused: the latest finish was refused, and the agent was not told yet.
+        is_refused: the latest finish was refused, and the log has no message for the agent yet.
         is_checked: the check has accepted the latest finish, and the critic is asked.
         is_accepted: the latest finish counts.
         is_by_critic: the critic refused the latest finish.

@@ -94,7 +94,8 @@ def _after_action(confirmation: Confirmation, action: RiskyAction, state: State)
 
 def carry_out_answer(state: State, now: datetime) -> Effect | None:
     """Carry out a user's answer. In a fork that starts after the copy, do only the rest."""
-    asked, answered = state.confirmation, state.lifecycle.requested
+    asked = state.confirmation
+    answered = state.lifecycle.requested
     if answered not in ANSWERS or asked.asked_id is None:
         return None
     if any(pending.id == asked.asked_id for pending in state.tools.pending):

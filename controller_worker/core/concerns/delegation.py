@@ -152,7 +152,8 @@ def _delegate_of(state: State, action: AgentDelegateAction) -> Delegate:
     shares = (metadata.total_calls_in_response if metadata else 1) + 1
     before = [delegate for delegate in state.delegation.delegates if delegate.turn_id != turn_id]
     left = state.usage.max_iterations - steps_used(state) - sum(delegate.iterations for delegate in before)
-    budget = tokens = None
+    budget = None
+    tokens = None
     if state.usage.max_budget_usd is not None:
         reserved = sum(delegate.budget_usd or 0.0 for delegate in before)
         budget = (state.usage.max_budget_usd - state.usage.cost_usd - reserved) / shares
@@ -241,7 +242,8 @@ def _after_state_change(delegation: Delegation, change: AgentStateChangedObserva
     """Note the order to the delegates that follows from a change of state."""
     if not delegation.delegates:
         return delegation
-    was, now = state.lifecycle.agent_state, change.agent_state
+    was = state.lifecycle.agent_state
+    now = change.agent_state
     if now in ORDERS:
         if ORDERS[now] is AgentState.STOPPED:  # they use nothing more
             delegation = evolve(delegation, delegates=tuple(evolve(one, **NOTHING) for one in delegation.delegates))
@@ -281,7 +283,8 @@ def report_ends(state: State, now: datetime) -> Effect | None:
     """Report refusals and ended delegates to the model, as many as fit into one append."""
     events: list[Observation] = []
     answers: list[tuple[int, int]] = []
-    size_bytes, is_partial = 0, False
+    size_bytes = 0
+    is_partial = False
 
     def answer(delegate: Delegate, observation: Observation) -> None:
         answers.append((len(events), delegate.id))
@@ -392,13 +395,15 @@ def _find(delegation: Delegation, delegate_id: int | None) -> Delegate | None:
 
 
 def _with(delegation: Delegation, delegate_id: int, **changes: Any) -> Delegation:
-    place, delegates = _place_of(delegation, delegate_id), list(delegation.delegates)
+    place = _place_of(delegation, delegate_id)
+    delegates = list(delegation.delegates)
     delegates[place] = evolve(delegates[place], **changes)
     return evolve(delegation, delegates=tuple(delegates))
 
 
 def _without(delegation: Delegation, delegate_id: int) -> Delegation:
-    place, delegates = _place_of(delegation, delegate_id), delegation.delegates
+    place = _place_of(delegation, delegate_id)
+    delegates = delegation.delegates
     if _find(delegation, delegate_id) is None:
         return delegation
     return evolve(delegation, delegates=(*delegates[:place], *delegates[place + 1 :]))

@@ -160,7 +160,8 @@ def rolled_back(state: State, event: RolledBackObservation) -> State:
     own = (state.opening.action_id, state.survey.action_id)
     left = tuple(pending[one.id] for one in before.tools.pending if one.id in pending)
     left += tuple(one for one in state.tools.pending if one.id in own and one not in left)
-    now, is_chosen = state.setup, state.setup.chosen_id > event.start_id
+    now = state.setup
+    is_chosen = state.setup.chosen_id > event.start_id
     chosen_by = now if is_chosen else before.setup
     agent = chosen_by.agent
     if agent.name == now.agent.name:  # the current model, policy and tools stay

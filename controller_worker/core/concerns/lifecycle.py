@@ -101,7 +101,10 @@ def _after_loop(lifecycle: Lifecycle, event: LoopDetectionObservation, state: St
 
 
 def _after_change(lifecycle: Lifecycle, change: AgentStateChangedObservation, state: State) -> Lifecycle:
-    was, now, requested, ending = lifecycle.agent_state, change.agent_state, lifecycle.requested, lifecycle.ending
+    was = lifecycle.agent_state
+    now = change.agent_state
+    requested = lifecycle.requested
+    ending = lifecycle.ending
     if requested is now or (requested in ANSWERS and now in ANSWERS):
         requested = None
     if now is ending or now in TERMINAL_STATES:

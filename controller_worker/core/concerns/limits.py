@@ -128,7 +128,8 @@ def _after_limits(usage: Usage, change: ConversationChanged, state: State) -> Us
     usage = _after_event(usage, change, state)
     if change.limits is None:
         return usage
-    limits, deadline = change.limits, None
+    limits = change.limits
+    deadline = None
     is_counting = state.lifecycle.agent_state is AgentState.RUNNING or state.lifecycle.agent_state in _RESTS_MEANWHILE
     if limits.max_seconds is not None and is_counting and change.timestamp is not None:
         deadline = _counted_from(usage, change.timestamp) + timedelta(seconds=limits.max_seconds)
@@ -194,7 +195,8 @@ def _after_state_change(usage: Usage, change: AgentStateChangedObservation, stat
     usage = _after_event(usage, change, state)
     if change.agent_state is not AgentState.RUNNING:
         return usage
-    was, limits = state.lifecycle.agent_state, state.setup.limits
+    was = state.lifecycle.agent_state
+    limits = state.setup.limits
     if limits.max_seconds is not None and was not in _RESTS_MEANWHILE and change.timestamp is not None:
         deadline = _counted_from(usage, change.timestamp) + timedelta(seconds=limits.max_seconds)
         usage = evolve(usage, deadline=deadline)

@@ -140,7 +140,8 @@ def _after_observation(loops: Loops, observation: Observation, state: State) -> 
     )
     if is_own or not state.setup.agent.enable_stuck_detection:
         return loops
-    policy, recent = state.setup.agent.loop_policy, loops.recent
+    policy = state.setup.agent.loop_policy
+    recent = loops.recent
     if is_poll(observation):
         return evolve(loops, recent=with_poll(recent))
     refused = _refused_call(loops, observation)
@@ -164,7 +165,7 @@ def _refused_call(loops: Loops, observation: Observation) -> Trace | None:
 
 
 def _after_refusal(loops: Loops, refusal: FinishRefusedObservation, state: State) -> Loops:
-    """Count a hook's refusal. Every other refusal counts against a limit of its own kind."""
+    """Count a hook's refusal. Every other refusal has a separate limit."""
     return _after_observation(loops, refusal, state) if refusal.reason == "hook" else loops
 
 
@@ -182,7 +183,8 @@ def respond(state: State, now: datetime) -> Effect | None:
     loop = loop_of(state)
     if loop is None:
         return None
-    policy, step = state.setup.agent.loop_policy, state.loops.met
+    policy = state.setup.agent.loop_policy
+    step = state.loops.met
     response = policy.responses[step] if step < len(policy.responses) else LoopResponse.FAIL
     if response is LoopResponse.PARK and state.setup.parent is not None and state.setup.headless:
         response = LoopResponse.FAIL  # an unattended delegate would keep its parent waiting
@@ -203,7 +205,8 @@ def respond(state: State, now: datetime) -> Effect | None:
 
 def recover(state: State, now: datetime) -> Effect | None:
     """Apply the user's recovery option: restart and wait or restart and resume once nothing runs, or stop at once."""
-    option, loop = state.loops.recovery, state.loops.found
+    option = state.loops.recovery
+    loop = state.loops.found
     if not option or (option != STOP and may_run(state)):
         return None
     assert loop is not None

@@ -135,7 +135,8 @@ def _after_request(calls: ModelCalls, event: Event, state: State) -> ModelCalls:
 
 def is_overflow(state: State, failure: ModelCallFailed) -> bool:
     """Return whether a prompt did not fit and a shorter history can be tried."""
-    agent, overflows = state.setup.agent, state.calls.overflows
+    agent = state.setup.agent
+    overflows = state.calls.overflows
     if failure.code != CONTEXT_WINDOW or overflows >= MAX_OVERFLOWS:
         return False
     return wants_verdict(state) or (agent.enable_history_truncation and handles_requests(agent.condenser))
@@ -183,7 +184,8 @@ def wait_for_retry(state: State, now: datetime) -> Effect | None:
 
 
 def _wait_left(state: State, now: datetime) -> Park | None:
-    wait, deadline = state.calls.wait, state.usage.deadline
+    wait = state.calls.wait
+    deadline = state.usage.deadline
     if wait is None or now >= wait.until:
         return None
     return Park(wait.until if deadline is None else min(wait.until, deadline), wait.reason)

@@ -79,7 +79,8 @@ def await_start(state: State, now: datetime) -> Effect | None:
     """Do nothing before the start time, except for a user's requests."""
     if not waits(state.start):
         return None
-    requested, shown = state.lifecycle.requested, state.lifecycle.agent_state
+    requested = state.lifecycle.requested
+    shown = state.lifecycle.agent_state
     if requested in (AgentState.STOPPED, AgentState.PAUSED):
         return announce(state, requested)
     is_held = state.start.standing == OVER or shown is AgentState.PAUSED

@@ -67,7 +67,8 @@ class Endpoint:
         self, connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         """Answer one request; return False if the connection takes no further one."""
-        request, body = None, bytearray()
+        request = None
+        body = bytearray()
         while True:
             event = connection.next_event()
             if event is h11.NEED_DATA:
@@ -130,7 +131,8 @@ class Endpoint:
                 await answer.send(PING)
         finally:
             waiting.cancel()
-        self._asked, self._taken = self._asked + 1, waiting.result()
+        self._asked += 1
+        self._taken = waiting.result()
         return self._taken
 
 

@@ -149,11 +149,13 @@ class Program:
         async def call_tool(context: Any, params: Any) -> CallToolResult:
             call_id = _tool_use_id(context, params)
             if call_id is None:
-                text, is_error = "This call names no reply, so nothing was done.", True
+                text = "This call names no reply, so nothing was done."
+                is_error = True
             else:
                 self.tell(calls=call_id, name=params.name)
                 result = await asyncio.shield(self._result(call_id))
-                text, is_error = result["text"], result["is_error"]
+                text = result["text"]
+                is_error = result["is_error"]
             return CallToolResult(content=[TextContent(type="text", text=text)], is_error=is_error)
 
         return Server(SERVER, version="1", on_list_tools=list_tools, on_call_tool=call_tool)

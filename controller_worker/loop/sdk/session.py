@@ -51,7 +51,7 @@ from controller_worker.loop.sdk.runner import Line, Runner
 from controller_worker.loop.sdk.sessions import Sessions
 
 MODEL = "claude-sonnet-4-5"
-"""The model that the CLI is told; the core decides which one is called."""
+"""The model name given to the CLI; the core decides which model is called."""
 MAX_STARTS = 3
 RETRY_SECONDS = (8.0, 16.0, 32.0)
 """Delays after failures of one step without a fallback; then the conversation ends in an error."""
@@ -74,8 +74,13 @@ class Session:
         self._conversation_id = conversation_id
         self._notify = on_news
         self._runner: Runner | None = None
-        self._is_awaited = self._has_news = self._has_ended = False
-        self._told = self._asked = self._starts = self._queries = 0
+        self._is_awaited = False
+        self._has_news = False
+        self._has_ended = False
+        self._told = 0
+        self._asked = 0
+        self._starts = 0
+        self._queries = 0
         self._limit_seconds = 0.0
         self._open: dict[tuple[int, str], str] = {}
         self._query = BEGIN
@@ -120,7 +125,8 @@ class Session:
         self._settle()
         if self._asked > self._told:
             failpoint("controller.sdk_asks")
-            self._starts = self._queries = 0
+            self._starts = 0
+            self._queries = 0
             self._rest()
             return True
         if self._has_ended:
@@ -165,7 +171,10 @@ class Session:
             on_end=lambda said: self._lose("ProcessError", said) if self._runner is runner else None,
             endings=self._sessions.endings,
         )
-        self._runner, self._asked, self._told, self._has_ended = runner, 0, 0, False
+        self._runner = runner
+        self._asked = 0
+        self._told = 0
+        self._has_ended = False
         self._open.clear()
         try:
             await runner.start(self._sessions.program, is_sandboxed=is_sandboxed)
@@ -241,7 +250,9 @@ class Session:
         """Return the events after a failure: the legacy agent continues, or the call fails like any other."""
         error = self._failure
         assert error is not None
-        self._failure, self._starts, self._queries = None, 0, 0
+        self._failure = None
+        self._starts = 0
+        self._queries = 0
         self.close()
         if spec.fallback_to_legacy:
             change = ConversationChanged(

@@ -55,7 +55,8 @@ def forgetting(
     Differs: nothing to forget is an empty list; the original takes the smallest id of nothing.
     """
     ids = {event.id for event in forgotten}
-    first, last = min(ids, default=0), max(ids, default=0)
+    first = min(ids, default=0)
+    last = max(ids, default=0)
     place = {"summary": summary, "summary_offset": summary_offset} if summary is not None else {}
     if len(ids) > 1 and not any(first <= event.id <= last and event.id not in ids for event in view.events):
         return CondensationAction.model_validate(

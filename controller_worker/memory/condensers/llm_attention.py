@@ -11,8 +11,7 @@ from functools import partial
 
 from broker.contract import CondensationAction, LLMAttentionCondenserSpec, ModelReply, ToolSpec
 from controller_worker.memory.condensers.condenser import Condensed, Inquiry, forgetting
-from controller_worker.memory.condensers.event_text import event_blocks
-from controller_worker.memory.condensers.rolling import event_chars, should_condense, target_size
+from controller_worker.memory.condensers.rolling import event_blocks, event_chars, should_condense, target_size
 from controller_worker.memory.view import View
 from controller_worker.providers import Message, TextPart
 

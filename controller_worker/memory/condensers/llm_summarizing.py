@@ -6,8 +6,7 @@ from functools import partial
 
 from broker.contract import CondensationAction, Event, LLMSummarizingCondenserSpec, ModelReply
 from controller_worker.memory.condensers.condenser import Condensed, forgetting
-from controller_worker.memory.condensers.rolling import previous_summary
-from controller_worker.memory.condensers.summary_request import summary_of_forgotten
+from controller_worker.memory.condensers.rolling import previous_summary, summary_of_forgotten
 from controller_worker.memory.view import View
 
 INSTRUCTIONS = """\

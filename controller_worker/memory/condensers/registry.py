@@ -13,7 +13,7 @@ from broker.contract import CondenserPipelineSpec, CondenserSpec
 from broker.runtime import UsageError, classes_in
 from broker.tools import entry_points
 from controller_worker.memory.condensers.condenser import Condenser
-from controller_worker.memory.condensers.pipeline import CondenserPipeline
+from controller_worker.memory.condensers.model_free import CondenserPipeline
 
 CONDENSERS: Mapping[str, Callable[[Any], Condenser]] = {
     found.type: found for found in classes_in(controller_worker.memory.condensers) if hasattr(found, "type")

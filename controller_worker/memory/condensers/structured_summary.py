@@ -12,7 +12,7 @@ from functools import partial
 
 from broker.contract import CondensationAction, Event, ModelReply, StructuredSummaryCondenserSpec, ToolSpec
 from controller_worker.memory.condensers.condenser import Condensed, forgetting
-from controller_worker.memory.condensers.summary_request import summary_of_forgotten
+from controller_worker.memory.condensers.rolling import summary_of_forgotten
 from controller_worker.memory.view import View
 
 SECTIONS: Mapping[str, Mapping[str, str]] = {
