@@ -67,10 +67,10 @@ class ControllerSettings:
     """Settings of one controller worker.
 
     Attributes:
-        variables: as the environment has them.
+        variables: values of the environment variables.
         model_env: the environment with the model settings (`LLM_*`).
-        quotas: of models, for the whole cluster.
-        tenants: their weights and bounds, those of the quota table among them.
+        quotas: quotas of models, for the whole cluster.
+        tenants: weights and bounds, including those of the quota table.
         admit_memory: see `memory_bound`; None for the current one.
         secret_key: returns the key that decrypts the secrets of conversations.
     """

@@ -1,6 +1,6 @@
 """AcpAgent: an agent that runs as a program with the Agent Client Protocol, in the sandbox of the workspace.
 
-No model of ours is called. Its replies are made from the agent's latest report (`calls.acp_turn`): its words, and one
+No model of ours is called. Its replies are made from the agent's latest report (`model.acp_turn`): its words, and one
 call that names the next action. So its log is replayed like that of any other agent.
 """
 
@@ -31,7 +31,7 @@ PLAN, TURN, PERMISSION, WAIT, REJECT = "acp_plan", "acp_turn", "acp_permission",
 
 
 class AcpAgent(ModelFree):
-    """The agent of a program in the sandbox.
+    """An agent that runs as a program in the sandbox.
 
     Attributes:
         is_acp: its replies are made from reports.

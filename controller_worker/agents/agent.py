@@ -41,7 +41,7 @@ class ModelFree:
 
 
 class Agent(Protocol):
-    """The agent's part of a decision, beside the model's.
+    """An agent: its prompt, its tools, and the translation of its model's replies.
 
     An agent without a model has an attribute `asks_model` that is false.
     """
@@ -60,7 +60,7 @@ class Agent(Protocol):
 
         Args:
             reply: with its event id; the returned events get the ids that follow it.
-            task_list: as the latest plan in the log has it.
+            task_list: the latest task list in the log.
 
         Returns:
             Actions, and observations that need no tool worker, each with `cause` and tool call metadata set. Never

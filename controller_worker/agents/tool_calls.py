@@ -45,7 +45,7 @@ def events_of_reply(reply: ModelReply, tools: Iterable[ToolSpec], task_list: Seq
 
     Args:
         tools: the tools offered to the model.
-        task_list: as it is before the reply.
+        task_list: the task list before the reply.
     """
     if not reply.tool_calls:
         return [MessageAction(content=reply.content, source=EventSource.AGENT, wait_for_response=True)]

@@ -24,8 +24,7 @@ else:
         """Return a copy of a part, or of the state, with some fields replaced.
 
         A fold calls this for every event. `dataclasses.replace` takes ten times as long, because it looks up every
-        field of
-        the class. Field names are checked by the type checker.
+        field of the class. Field names are checked by the type checker.
         """
         other = _new(type(part))
         _set(other, "__dict__", {**part.__dict__, **changes})

@@ -60,8 +60,7 @@ def next_effect(state: State, now: datetime, done: Container[Errand] | None = No
     Args:
         now: aware UTC; only compared with the end of a wait and of the allowed time.
         done: the side effects that the conversation's owner has run. None leaves side effects out: the log does not
-            need
-            them.
+            need them.
     """
     if done is not None:
         for errands in ERRANDS:

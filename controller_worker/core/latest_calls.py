@@ -31,7 +31,7 @@ class LatestCall:
         model: the name in the workers' settings; empty if it was not recorded.
         cost_usd: 0 if unknown.
         prompt_tokens: the provider's count.
-        estimated_tokens: of the same prompt; 0 if it was not estimated.
+        estimated_tokens: our estimate for the same prompt; 0 if there was none.
     """
 
     service: str

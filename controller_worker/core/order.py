@@ -1,4 +1,4 @@
-"""The order of decisions: the next effect is that of the first decision with one (OpenHands 1.8).
+"""The order of decisions: the first decision that returns an effect gives the next effect (OpenHands 1.8).
 
 Read it from top to bottom. The comment beside each decision gives the reason for its place.
 """
@@ -41,8 +41,8 @@ ORDER: tuple[Want, ...] = (
     confirmation.carry_out_answer,  # an answer is more than a change of state: it starts or settles an action
     lifecycle.announce_request,  # a user's request comes before the agent's
     # Then the current turn.
-    delegation.report_ends,  # also while the agent rests: delegates end at any time
-    lifecycle.end_turn,  # a finished turn takes no further step, so no limit applies
+    delegation.report_ends,  # also while the agent rests, because delegates end at any time
+    lifecycle.end_turn,  # before the limits: a finished turn takes no further step
     limits.stop_in_time,  # the time limit ends every wait below
     model_calls.wait_for_permit,  # a call that waits for a quota has passed all decisions below
     model_calls.end_rate_limit,

@@ -38,7 +38,7 @@ def recall(
 
     Args:
         message: the message to recall for; the model sees its date as today.
-        skills: of the workspace; they replace the agent's own skills of the same name.
+        skills: the workspace's skills; they replace the agent's own skills of the same name.
         notes: the notes that the message recalls.
     """
     recalled = tuple(notes) or None

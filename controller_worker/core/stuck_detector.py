@@ -2,7 +2,7 @@
 
 Holds: pure. Adding an event costs time in its size, and the search costs time in the thresholds, for any length of
 history. An event counts the same whether its long texts are inline or in blobs.
-Does not: decide the response to a loop (`loop_recovery`).
+Does not: decide the response to a loop (`concerns.loops`).
 Differs: an action counts when its observation arrives, so that the calls of one reply are in the order in which they
 ran. Polling a running command is no step of a loop, because the tool asks for it. A sleeping command with new output
 restarts the count, because there is progress. A loop starts with its own first action; the original may point at an
@@ -52,7 +52,7 @@ NOT_COMPARED = {
 STILL_RUNNING = -1
 UNTERMINATED = "unterminated string literal (detected at line"
 SYNTAX_ERRORS = ("invalid syntax. Perhaps you forgot a comma?", "incomplete input")
-# Blanks of one line only: the start of a line also matches, and runs of lines are scanned once.
+# Blanks of one line only, so that runs of empty lines are scanned once; the start of a line also matches.
 SLEEPS = re.compile(r"(?:^|[;&|({]|\bdo\b|\bthen\b)[^\S\n]*sleep\s", re.MULTILINE)
 WAITED = "waited:"
 TRAILER = ("[Jupyter current working directory:", "[Jupyter Python interpreter:")
@@ -66,12 +66,11 @@ class Trace:
     """The summary of an event.
 
     Attributes:
-        id: of the event.
+        id: id of the event.
         turn_id: the reply it belongs to, or the event itself.
         digest: equal for events that OpenHands considers equal.
         trait: of an observation: `error`, the digest of a syntax error, or the digest of a sleeping command's output;
-            of a
-            condensation: `adjacent` if it directly follows the one before; else empty.
+            of a condensation: `adjacent` if it directly follows the one before; else empty.
     """
 
     id: int
@@ -188,7 +187,7 @@ def is_poll(observation: Observation) -> bool:
         isinstance(observation, CmdOutputObservation)
         and not observation.command.strip()
         and observation.exit_code == STILL_RUNNING
-        and bool(observation.metadata.suffix)  # without one, nothing was running
+        and bool(observation.metadata.suffix)  # without a suffix, nothing was running
     )
 
 
@@ -276,7 +275,7 @@ def _digest(event: Event) -> str:
 def _plain(event: Event) -> str | None:
     """Encode the compared fields of an event that has only short texts, numbers and names, as most events have.
 
-    Every event of every step passes through here, and dumping one takes eight times as long.
+    Every event of every step passes through here; `model_dump` takes eight times as long.
     """
     if event.blobs and any(path.partition(".")[0] not in NOT_COMPARED for path in event.blobs):
         return None

@@ -90,7 +90,7 @@ async def noted(notebooks: Notebooks, state: State, action: NoteAction) -> Appen
     """Carry out an action on the notebook and return its observation. Idempotent.
 
     Args:
-        action: as the log has it.
+        action: the action, as read from the log.
     """
     notebook = notebook_of(state)
     if notebook is None:

@@ -51,7 +51,7 @@ class ModelAnswer:
     """The outcome of one call.
 
     Attributes:
-        estimated_tokens: of its prompt; None if not needed.
+        estimated_tokens: our estimate for its prompt; None if not needed.
         traceparent: the span of the call; None without tracing.
     """
 
@@ -84,7 +84,7 @@ class CallInFlight:
         on_answer: called when the answer is available.
 
     Attributes:
-        answer: of the latest call, until the log has it.
+        answer: the answer of the latest call, until the log has it.
     """
 
     def __init__(self, services: Services, ownership: Ownership, on_answer: Callable[[], None]) -> None:

@@ -113,7 +113,7 @@ class Delegates:
     async def _tell(self, state: State, order: TellDelegates, delegate: Delegate) -> None:
         parent_id = state.setup.conversation_id
         request = ChangeAgentStateAction(agent_state=order.state, source=EventSource.ENVIRONMENT)
-        with contextlib.suppress(UnknownConversation):  # it was never started
+        with contextlib.suppress(UnknownConversation):  # the delegate was never started
             delegate_id = delegate_conversation(parent_id, delegate.id)
             if not order.takes_back or await self._is_paused_by_parent(delegate_id):
                 await self._log.append(delegate_id, [request], key=f"order:{parent_id}:{order.order_id}:{order.state}")

@@ -47,7 +47,7 @@ async def rest_in_error(services: Services, owned: OwnedLog, error: Exception) -
     state = owned.state if owned.is_restored else None
     try:
         if isinstance(error, FunctionsReplaced):
-            # usually the next heartbeat notices it too and releases everything, unless the functions are back by then
+            # Usually the next heartbeat fails too and the worker starts over, unless the functions are back by then.
             return False
         if isinstance(error, UnknownKind | StoreTooNew):
             _log.warning("conversation %s is left to a newer worker: %s", ownership.conversation_id, error)

@@ -86,9 +86,9 @@ class Hook:
     """One hook.
 
     Attributes:
-        name: of the function or the command, for logs and messages.
+        name: the function or command, for logs and messages.
         ask: returns the reason for a veto, or None; raises on failure.
-        kinds: of events that it is called for; empty for all.
+        kinds: kinds of events to call it for; empty for all.
     """
 
     point: HookPoint
@@ -255,7 +255,7 @@ async def _ended(command: Sequence[str], told: bytes, printed: IO[bytes]) -> tup
         _, errors = await process.communicate(told)
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # and its child processes, which nothing else would end
+            os.killpg(process.pid, signal.SIGKILL)  # the group includes child processes, which nothing else would end
         with contextlib.suppress(TimeoutError):  # a process that has left the group may hold the pipe open
             await asyncio.wait_for(process.wait(), LAST_WORDS_SECONDS)
         raise

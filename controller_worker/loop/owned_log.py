@@ -72,7 +72,7 @@ class Snapshots:
         """Save a snapshot; return False if the conversation has another owner.
 
         Args:
-            checksum: of the last event in it.
+            checksum: checksum of the last event in it.
 
         Raises:
             EventsLost: the log does not hold that event.
@@ -158,7 +158,7 @@ class OwnedLog:
         failpoint("controller.after_claim")
         begun = services.store.clock.now()
         state = await self._snapshots.latest()
-        # Mark as read: this answers a wake-up sent since the claim, and the next event sends another.
+        # Reset before the read: it covers every wake-up sent since the claim, and the next event sends another one.
         self.has_new_events = False
         tail, self._checksum = await self._read(after=state.version)
         self.state = fold(state, tail)
@@ -211,7 +211,7 @@ class OwnedLog:
         commit = settle(self.state, wanted, now, traceparent=self.traceparent)
         answered = model_of(commit.events)
         shown = index_fields(commit.state) | ({"model": answered} if answered else {})
-        # Messages change `busy` too, so the owner's last written value may be outdated.
+        # A client's message changes `busy` too, so this owner's last written value may be outdated.
         fields = {name: value for name, value in shown.items() if name == "busy" or self._listed.get(name) != value}
         failpoint("controller.before_append")
         outcome = await services.log.append_as_owner(
@@ -313,7 +313,7 @@ class OwnedLog:
             try:
                 event = codec.decode(carried.entry, carried.event_id)
             except DeckhandsError:
-                pass  # read from the log, it is reported
+                pass  # `_read` decodes it again and reports the error
             else:
                 await self._take_in([event], fold(self.state, [event]), codec.checksum_of(carried.entry))
                 return

@@ -215,14 +215,14 @@ class Performer:
                 return outcome
             if isinstance(outcome, Started):
                 return Then.WAIT
-        # A long wait that the log records: a wake-up reaches the conversation on any worker.
+        # The log records a long wait, so the conversation can be released: a wake-up brings it back on any worker.
         permit = call.permit
         is_long = permit.is_refused and not permit.is_woken and log.state.calls.deferral is not None
         return await self.release() if is_long else Then.WAIT
 
     async def _end_work(self, wanted: Park | Rest) -> Then:
         if self._call.is_running:
-            return Then.WAIT  # paused while the model thinks: its answer is paid for and will be kept
+            return Then.WAIT  # a pause keeps the running call: its answer is paid for and will be appended
         await self._call.permit.withdraw(self._log.state)
         await self._log.release(wanted.until if isinstance(wanted, Park) else None)
         return Then.ASK_AGAIN

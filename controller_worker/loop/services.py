@@ -21,16 +21,16 @@ class Services:
     """The services that all conversations of a worker share.
 
     Attributes:
-        quotas: of models, for the whole cluster; empty for none.
+        quotas: quotas of models, for the whole cluster; empty for none.
         hooks: the operator's code around calls and events.
-        turns: of conversations that workers have died with.
+        turns: turns of the conversations that are suspected of killing workers.
         steps: the order of steps.
-        notebooks: of the store.
-        permits: of model calls; made of the quotas and the store's budgets.
+        notebooks: the store's notebooks.
+        permits: permits for model calls, from the quotas and the store's budgets.
         keeper: polls batched calls.
         figures: this worker's counters.
-        tracing: its spans.
-        sdk_sessions: its programs of the Claude Agent SDK.
+        tracing: this worker's spans.
+        sdk_sessions: this worker's programs of the Claude Agent SDK.
     """
 
     store: Store

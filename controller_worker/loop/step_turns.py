@@ -59,7 +59,7 @@ class Turn:
     async def take_next(self) -> None:
         """Let others go first between two steps."""
         turns = self.turns
-        # A just claimed one yields to interactive work only: its first steps would take as many rounds in line.
+        # A new conversation yields to interactive work only; otherwise each of its first steps would wait in line.
         if turns.is_full_for(self) or (turns.is_waited_for and not self.is_new):
             turns.give(self)
             await self.take()
@@ -81,7 +81,7 @@ class _Line:
     def join(self, number: int, future: asyncio.Future[None], turn: Turn) -> None:
         place = max(self.at, self.shares.get(turn.share, 0.0))
         self.shares[turn.share] = place + 1 / turn.weight
-        # A just claimed one has waited in line before its claim, and only few are claimed at once.
+        # A new conversation has waited in line before its claim, and only a few are claimed at once.
         heapq.heappush(self.waiting, (self.at if turn.is_new else place, number, future, turn))
 
     def pop(self) -> tuple[asyncio.Future[None], Turn] | None:
@@ -114,7 +114,7 @@ class StepTurns:
         return any(self._waiting)
 
     def is_full_for(self, turn: Turn) -> bool:
-        """Whether a non-interactive turn must wait, because enough others step beside interactive work."""
+        """Return whether a non-interactive turn must wait, because enough others step beside interactive work."""
         return turn.rank > 0 and self._is_hurried and self._others > BESIDE_INTERACTIVE
 
     def turn_of(self, claimed: Claimed) -> Turn:
@@ -149,7 +149,7 @@ class StepTurns:
         try:
             await future
         except asyncio.CancelledError:
-            if not future.cancelled():  # it was this conversation's turn
+            if not future.cancelled():  # the turn was already given to this conversation
                 self.give(turn)
             raise
         finally:
@@ -172,7 +172,7 @@ class StepTurns:
     def _has_room(self, rank: int) -> bool:
         if rank == 0:
             return len(self._holders) < self._at_once + KEPT
-        # Beside interactive work only a few others step, but those few always do.
+        # During interactive work only a few others step, but those few always do.
         if self._is_hurried:
             return self._others < min(self._at_once, BESIDE_INTERACTIVE)
         return len(self._holders) < self._at_once

@@ -49,7 +49,7 @@ SYSTEM_MESSAGES_KEPT = 64
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """How a conversation is shown to a model.
+    """Options for showing a conversation to a model.
 
     Attributes:
         max_message_chars: longest text of one observation; longer ones lose their middle.
@@ -92,7 +92,7 @@ class ConversationMemory:
         self._skills: set[str] = set()
         self._notes: set[Note] = set()
         self._turn: OpenTurn | None = None
-        # Messages that the next reply may not have seen, as they were before joining: the tail of the shown messages.
+        # Messages since the latest reply, as they were before joining. The next reply may not have seen them.
         self._since_reply: list[tuple[int, Message]] = []
 
     def add(self, event: Event) -> None:

@@ -57,8 +57,7 @@ class ViewFold:
     Attributes:
         version: the last event added.
         condensations: number of condensations and of changes of agent so far; after one, messages made before are out
-            of
-            date.
+            of date.
     """
 
     def __init__(self) -> None:
@@ -107,8 +106,7 @@ class ViewFold:
         """Return the events that the model's messages are made of: those of the View, and their companions.
 
         Even after forgetting, there is a system message, followed by the task unless another user message is there
-        (OpenHands
-        7.1).
+        (OpenHands 7.1).
         """
         replies = _replies_of(events)
         companions = iter([*(one for one in self._companions if not _is_reply(one) or one.id in replies), None])

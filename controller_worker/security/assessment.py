@@ -83,7 +83,7 @@ def parsed_risk(action: RiskyAction, workspace: str) -> ActionSecurityRisk:
     """Return the risk derived from the action itself; never UNKNOWN."""
     match action:
         case CmdRunAction(is_input=True, command=command):
-            # The meaning of any other input depends on the running program.
+            # The effect of any other input depends on the running program.
             return ActionSecurityRisk.LOW if command.strip() in KEYS or not command.strip() else ActionSecurityRisk.HIGH
         case CmdRunAction(control="list" | "kill" | "reset"):
             return ActionSecurityRisk.LOW
@@ -97,7 +97,7 @@ def parsed_risk(action: RiskyAction, workspace: str) -> ActionSecurityRisk:
         case FileEditAction() | FileWriteAction():
             return writing_risk(action.path, workspace)
         case ApplyPatchAction():
-            # The editor finds no path that this parser misses: both read the same heads.
+            # The editor finds no path that this pattern misses: both read the same header lines.
             paths = [path.strip() for path in PATCHED_PATHS.findall(action.patch)]
             return max((writing_risk(path, workspace) for path in paths), default=ActionSecurityRisk.HIGH)
         case BrowseURLAction() | BrowseInteractiveAction():

@@ -2,8 +2,8 @@
 
 Holds: pure. An output that does not fit is refused in the append that records the turn, for every agent. The command is
 an action of the environment: it is journalled, runs once and survives every worker. The critic's verdict is in the log
-with its reply. Nothing is checked during a pause. A refusal sends the agent back to work; one more than
-`max_refusals` or `max_corrections` ends the conversation in an error.
+with its reply. Nothing is checked during a pause. A refusal sends the agent back to work; one more than `max_refusals`
+or `max_corrections` ends the conversation in an error.
 Differs: the original accepts every finish, and its finish has words only.
 """
 
@@ -65,7 +65,7 @@ class Acceptance:
     Attributes:
         check_id: the action that checks the finish while it runs; 0 for none.
         refusals: number of refused finishes.
-        is_refused: the latest finish was refused, and the log has no message for the agent yet.
+        is_refused: the latest finish was refused, and the agent has no message about it yet.
         is_checked: the check has accepted the latest finish, and the critic is asked.
         is_accepted: the latest finish counts.
         is_by_critic: the critic refused the latest finish.

@@ -232,7 +232,7 @@ def _after_observation(delegation: Delegation, observation: Observation, state: 
     answered = _find(delegation, observation.cause)
     if answered is None:
         return delegation
-    # A refused delegate never existed, and a stop may answer its action before the refusal does.
+    # A refused delegate was never started. A stop may answer its action before the refusal does.
     if answered.refusal or (isinstance(observation, ErrorObservation) and observation.error_id == NOT_STARTED):
         return _without(delegation, answered.id)
     return _with(delegation, answered.id, is_answered=True)
@@ -290,7 +290,7 @@ def report_ends(state: State, now: datetime) -> Effect | None:
         answers.append((len(events), delegate.id))
         events.append(answering(delegate, observation))
 
-    goes_on: set[int] = set()  # turns that waited for any one of several; the others continue in the background
+    goes_on: set[int] = set()  # turns that waited for any one delegate; the others go on in the background
     for delegate in state.delegation.delegates:
         if delegate.refusal:
             report: Observation = ErrorObservation(content=delegate.refusal, error_id=NOT_STARTED)
@@ -306,7 +306,7 @@ def report_ends(state: State, now: datetime) -> Effect | None:
             events.append(report)
         else:
             answer(delegate, report)
-            # In the same append, because later events do not show that they need no wait.
+            # In the same append: later events cannot show that the turn does not wait for the others.
             if delegate.end is not None and delegate.is_any and delegate.turn_id not in goes_on:
                 goes_on.add(delegate.turn_id)
                 for other in _others_at_work(state, delegate):
@@ -345,7 +345,7 @@ def leave_room(state: State, now: datetime) -> Effect | None:
 
 
 def unanswered(state: State) -> tuple[int, ...]:
-    """Return the delegates that the next step waits for, and the delegates to start."""
+    """Return the ids of the delegates that the next step starts and waits for."""
     return tuple(delegate.id for delegate in state.delegation.delegates if not delegate.is_answered)
 
 

@@ -100,7 +100,7 @@ def recalled(state: State, skills: SkillFiles = NO_SKILLS, notes: Sequence[Note]
     """Return the recall of the latest message, and the events that settle actions for which it replaces an answer.
 
     Args:
-        skills: of the workspace.
+        skills: the workspace's skills.
         notes: all of the notebook.
     """
     assert state.inbox.message is not None

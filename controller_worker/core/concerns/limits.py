@@ -1,8 +1,7 @@
 """The limits of a conversation, and how they grow when a user continues it (OpenHands 4.3, 4.4).
 
 Holds: pure. A refused step consumes nothing. A limit grows only after it was reached, the work ended in an error
-because
-of it, and a user continues.
+because of it, and a user continues.
 Differs: the budget is checked before a step counts, because the original counts a step that it then refuses. Tokens and
 time are limits too.
 """
@@ -58,7 +57,7 @@ class Usage:
         has_unknown_cost: some reply had no known price; `cost_usd` is then a lower bound.
         latest: the latest reply of each kind of call.
         inherited_usd: cost before a fork, paid by the conversation it was made from.
-        deadline: when the time limit ends the work.
+        deadline: the end of the allowed time.
         forked: when a fork was made; the events shared with its origin are older, and their time does not count.
         is_changed: a user has set the limits after the work ended in an error, so they do not grow again.
     """
@@ -206,7 +205,7 @@ def _after_state_change(usage: Usage, change: AgentStateChangedObservation, stat
         return usage
     if not state.setup.headless and _is_used_up(steps_used(state), usage.max_iterations):
         usage = evolve(usage, max_iterations=usage.max_iterations + limits.max_iterations)
-    # Some of it may be left, if the next call would have cost more than the rest.
+    # Less than the budget may be spent, because the next call would have cost more than the rest.
     is_spent = state.lifecycle.error_code == BUDGET_CODE or _is_used_up(usage.cost_usd, usage.max_budget_usd)
     if limits.max_budget_usd is not None and is_spent:
         usage = evolve(usage, max_budget_usd=usage.cost_usd + limits.max_budget_usd)

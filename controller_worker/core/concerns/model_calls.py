@@ -2,12 +2,12 @@
 
 A call waits for a time after a failure, or for a quota, a budget or a batch. The second kind of wait has no fixed end:
 the governor, the ledger or the provider ends it. So the core keeps returning the call, and the loop
-(`calls.call_permit`) asks for its permit at each wake-up.
+(`model.permits.call_permit`) asks for its permit at each wake-up.
 
 Holds: a wait for a quota shows as `rate_limited`, which OpenHands has. A wait for a budget or a batch shows as the wait
 reason of a running conversation, because OpenHands has no state for it. No wait is longer than the conversation's own
 time. After `MAX_OVERFLOWS` consecutive prompts that did not fit the model, the conversation ends in an error.
-Does not: choose the time of the next attempt; the call's event has it (`llm.retry`).
+Does not: choose the time of the next attempt; the call's event has it (`providers.retry`).
 Differs: a condensation counts as no iteration, because it does nothing for the task.
 """
 
@@ -58,7 +58,7 @@ _MAY_CALL = (AgentState.RUNNING, AgentState.RATE_LIMITED)
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Why the conversation waits before the next attempt, and until when."""
+    """A wait before the next attempt: its reason and its end."""
 
     reason: str
     until: datetime

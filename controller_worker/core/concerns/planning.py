@@ -67,7 +67,7 @@ def is_handed_over(state: State, observation: Observation) -> bool:
 
 
 def up_to_plan(state: State, ready: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the actions that may run now: those before the plan, or only the plan once they are answered."""
+    """Return the actions that may run now: those before the plan; once these are answered, only the plan."""
     if state.plan.action_id not in ready:
         return ready
     place = ready.index(state.plan.action_id)

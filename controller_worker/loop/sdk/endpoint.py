@@ -75,7 +75,7 @@ class Endpoint:
                 connection.receive_data(await reader.read(READ_BYTES))
             elif isinstance(event, h11.Request):
                 request = event
-                if not self._is_known(request):  # its body is not read
+                if not self._is_known(request):  # the body of a refused request is not read
                     message = {"type": "error", "error": {"type": "authentication_error", "message": "no"}}
                     await _Answer(connection, writer).whole(401, message)
                     return False

@@ -1,4 +1,4 @@
-"""Errors of the SDK, translated into the error table that both kinds of agents share (`llm.errors`).
+"""Errors of the SDK, translated into the error table that both kinds of agents share (`providers.errors`).
 
     error of the SDK                                   our error
     authentication_failed, oauth_org_not_allowed       AuthenticationError

@@ -192,7 +192,7 @@ async def _main(descriptor: int) -> None:
     finally:
         shutil.rmtree(home, ignore_errors=True)
         around = Path(home).parent
-        if around.name.startswith(FOLDER):  # it was made for this program; a killed worker does not remove it
+        if around.name.startswith(FOLDER):  # the program removes its home itself, because a killed worker cannot
             shutil.rmtree(around, ignore_errors=True)
 
 

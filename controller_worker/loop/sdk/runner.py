@@ -63,7 +63,7 @@ class Runner:
         Raises:
             OSError: no process can be started.
         """
-        # Without a sandbox it must remove its home; with one, everything ends with the sandbox.
+        # Without a sandbox the program must remove its home; a sandbox ends with everything in it.
         self._last_signal = signal.SIGKILL if is_sandboxed else signal.SIGTERM
         ours, theirs = socket.socketpair()
         folder = self._folder = Path(tempfile.mkdtemp(prefix="deckhands-sdk-"))

@@ -233,7 +233,7 @@ class Session:
             if self._asked > self._told or self._has_ended:
                 self._tell_loop()
             elif self._limit is not None:
-                self._set_limit(self._limit_seconds)  # it is working
+                self._set_limit(self._limit_seconds)  # any message shows progress
 
     def _lose(self, name: str, text: str) -> None:
         """Stop a program that is no longer usable."""
