@@ -191,7 +191,7 @@ class Incarnation:
                 group.create_task(cancel_when(stop, tasks))
         except* OwnershipLost:
             self._lost += self.loops
-            _log.warning("%s was presumed dead; starting over", self.worker_id)
+            _log.warning("worker %s was presumed dead; it starts over under a new name", self.worker_id)
             for loop in list(self.loops.values()):
                 await loop.look_back()
         finally:
@@ -270,12 +270,12 @@ class Incarnation:
         try:
             return await self._services.owners.resume_claim(conversation_id, self.worker_id)
         except (StoreError, ValueError):
-            _log.exception("conversation %s cannot be taken up again", conversation_id, extra=about(conversation_id))
+            _log.exception("conversation %s cannot be claimed again", conversation_id, extra=about(conversation_id))
             return None
 
     def _begin(self, claimed: Claimed) -> None:
         cid = claimed.ownership.conversation_id
-        _log.info("conversation %s is taken", cid, extra=about(cid))
+        _log.info("conversation %s is claimed", cid, extra=about(cid))
         loop = ConversationLoop(claimed, self._services, on_gone=self._forget)
         self.loops[loop.conversation_id] = loop
         is_first = loop.rank == 0
@@ -310,7 +310,7 @@ class Incarnation:
                 checked = {cid: at for cid, at in checked.items() if cid in self.loops}
                 await self._look_at_idle(checked, has_news=round_number % CHECK_NEWS_EVERY == 0)
             except (StoreRefused, *CANNOT_BE_READ):  # damaged keys must not stop the worker
-                _log.exception("the upkeep of %s failed", self.worker_id)
+                _log.exception("the maintenance of %s failed", self.worker_id)
 
     async def _look_at_idle(self, checked: dict[str, float], *, has_news: bool) -> None:
         """Wake conversations with missed events; check or release the idle ones.
@@ -355,7 +355,7 @@ class Incarnation:
         lost, self._lost = self._lost, []
         if lost:
             more = f" and {len(lost) - SHOWN_LOST} more" if len(lost) > SHOWN_LOST else ""
-            _log.warning("lost to other workers: conversation %s%s", ", ".join(lost[:SHOWN_LOST]), more)
+            _log.warning("conversations taken over by other workers: %s%s", ", ".join(lost[:SHOWN_LOST]), more)
 
     def _surplus(self) -> int:
         """Return how many idle conversations to release at once."""

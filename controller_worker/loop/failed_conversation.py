@@ -52,7 +52,7 @@ async def rest_in_error(services: Services, owned: OwnedLog, error: Exception) -
         if isinstance(error, UnknownKind | StoreTooNew):
             _log.warning("conversation %s is left to a newer worker: %s", ownership.conversation_id, error)
             return await _leave_to_newer(log, owners, ownership)
-        _log.error("conversation %s", ownership.conversation_id, exc_info=error)
+        _log.error("conversation %s failed", ownership.conversation_id, exc_info=error)
         try:
             return await _rest(log, owners, ownership, state, error=error)
         except SecretsLocked as locked:
