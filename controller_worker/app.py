@@ -1,7 +1,7 @@
 """The Celery application of controller workers: `celery -A controller_worker.app worker`.
 
-Remote control: `inspect conversations` lists what a worker owns, `control drain` makes it take no more. Celery's own
-command line knows both when it is called with `-A controller_worker.app`.
+Remote control: `inspect conversations` lists a worker's conversations, `control drain` stops it from claiming more.
+Celery's own command line knows both if it is called with `-A controller_worker.app`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ loop_thread = add_loop(app, consumer)
 
 @inspect_command()  # type: ignore[untyped-decorator]
 def conversations(_state: Any) -> list[str]:
-    """List the conversations this worker owns."""
+    """List the conversations that this worker owns."""
     return consumer.conversation_ids()
 
 
 @control_command()  # type: ignore[untyped-decorator]
 def drain(_state: Any) -> dict[str, int | str]:
-    """Take no more conversations and give back those that only wait."""
+    """Stop claiming conversations and give back those that only wait."""
     try:
         return {"left": loop_thread.call(consumer.drain())}
     except CancelledError:

@@ -1,4 +1,4 @@
-"""What a controller worker reads of its environment; the only place in this package that does."""
+"""The settings of a controller worker; the only module of this package that reads its environment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ControllerVariables(BrokerSettings):
         30.0
     )
     quotas: Annotated[
-        str, Field(description="what providers let us call: the path of a TOML file, or the table itself")
+        str, Field(description="quotas of model providers: the path of a TOML file, or the table itself")
     ] = ""
     tenants: Annotated[
         str, Field(description="weights and bounds of tenants: the path of a TOML file, or the table itself")
@@ -41,8 +41,8 @@ class ControllerVariables(BrokerSettings):
     admit_memory: Annotated[
         str,
         Field(
-            description="conversations begin while the store uses less: a share of its `maxmemory`, a size, or `none`; "
-            "empty: what is in force, at first 80%"
+            description="conversations start while the store uses less: a share of its `maxmemory`, a size, or `none`; "
+            "empty: the current bound, at first 80%"
         ),
     ] = ""
     sdk_sessions: Annotated[
@@ -50,7 +50,7 @@ class ControllerVariables(BrokerSettings):
     ] = 8
     sdk_sandbox: Annotated[
         Literal["auto", "bwrap", "none"],
-        Field(description="what those programs run in: `auto` (`bwrap` where it works), `bwrap` or `none`"),
+        Field(description="sandbox of those programs: `auto` (`bwrap` where it works), `bwrap` or `none`"),
     ] = "auto"
     any_model: Annotated[
         str,
@@ -59,7 +59,7 @@ class ControllerVariables(BrokerSettings):
             "conversations may name any model and any script; refused with any other store"
         ),
     ] = ""
-    hooks: Annotated[str, Field(description="a file that names what runs before and after events; empty: none")] = ""
+    hooks: Annotated[str, Field(description="file of hooks, which run before and after events; empty: none")] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,12 @@ class ControllerSettings:
     """Settings of one controller worker.
 
     Attributes:
-        variables: as the environment has them.
-        model_env: the environment that model settings (`LLM_*`) are read from.
-        quotas: of models, for the whole cluster.
-        tenants: their weights and bounds, those of the quota table among them.
-        admit_memory: see `memory_bound`; None: what is in force.
-        secret_key: returns what opens the secrets of conversations.
+        variables: values of the environment variables.
+        model_env: the environment with the model settings (`LLM_*`).
+        quotas: quotas of models, for the whole cluster.
+        tenants: weights and bounds, including those of the quota table.
+        admit_memory: see `memory_bound`; None for the current one.
+        secret_key: returns the key that decrypts the secrets of conversations.
     """
 
     variables: ControllerVariables
@@ -106,10 +106,10 @@ def controller_settings(env: Mapping[str, str] = os.environ) -> ControllerSettin
 
 
 def _check_private(variables: ControllerVariables) -> None:
-    """Refuse to offer any model unless the store was started by the program that has started this worker.
+    """Refuse to offer any model unless the store was started by the program that started this worker.
 
     Raises:
-        UsageError: it was not, or cannot be known to be.
+        UsageError: another program started it, or its starter is unknown.
         StoreUnavailable: nothing listens there.
     """
     path = unquote(urlsplit(variables.url).path)
@@ -123,10 +123,10 @@ def _check_private(variables: ControllerVariables) -> None:
 
 
 def _peer_of(path: str) -> int:
-    """Return the id of the process that listens on a socket, if it is of this user; otherwise 0.
+    """Return the id of the process that listens on a socket, if it belongs to this user; otherwise 0.
 
     Raises:
-        StoreUnavailable: none does, and none has after a while: a private store is started again when it dies.
+        StoreUnavailable: nothing listens, even after a while: a private store is restarted when it dies.
     """
     attempts = int(STORE_SECONDS / POLL_SECONDS)
     for attempt in range(attempts):
@@ -145,15 +145,16 @@ def _peer_of(path: str) -> int:
 
 
 def _is_related(pid: int) -> bool:
-    """Return whether a process, or the one that has started it, has started this one, directly or not."""
-    ancestors, parent = set[int](), os.getpid()
+    """Return whether a process, or its parent, is an ancestor of this one."""
+    ancestors = set[int]()
+    parent = os.getpid()
     while parent > 0:
         ancestors.add(parent := _parent_of(parent))
     return pid > 0 and (pid in ancestors or _parent_of(pid) in ancestors - {0})
 
 
 def _parent_of(pid: int) -> int:
-    """Return the id of the process that has started another one; 0: it is not known."""
+    """Return the id of a process' parent; 0 if it is unknown."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:

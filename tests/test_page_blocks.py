@@ -27,7 +27,7 @@ from broker.limits.quotas import QuotaTable
 from broker.limits.tenants import TenantTable
 from broker.runtime.settings import NAMES_OF_WORKERS, PREFIX, BrokerSettings
 from controller_worker.agents.codeact import CodeActAgent
-from controller_worker.loop.hook_table import _Table
+from controller_worker.loop.hooks import _Table
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.profiles import Profiles
 from controller_worker.providers.scripted import Script

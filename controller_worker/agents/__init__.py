@@ -1,4 +1,4 @@
-"""Agents: what the model reads, which tools it gets, and what its tool calls mean.
+"""Agents: their prompts, their tools, and the translation of their tool calls.
 
 Start with: codeact.
 """

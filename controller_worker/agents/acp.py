@@ -1,7 +1,7 @@
-"""AcpAgent: an agent whose loop is a program that speaks the Agent Client Protocol, in the sandbox of the workspace.
+"""AcpAgent: an agent that runs as a program with the Agent Client Protocol, in the sandbox of the workspace.
 
-No model of ours is asked. What stands for a reply is made from the agent's latest report (`calls.acp_turn`): its words,
-and one call that names what follows. So a log is replayed like that of any other agent.
+No model of ours is called. Its replies are made from the agent's latest report (`model.acp_turn`): its words, and one
+call that names the next action. So its log is replayed like that of any other agent.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from broker.contract import (
 from controller_worker.agents.agent import ModelFree
 
 PLAN, TURN, PERMISSION, WAIT, REJECT = "acp_plan", "acp_turn", "acp_permission", "acp_wait", "acp_reject"
-"""What follows a report; without any of these the agent is done."""
+"""The call after a report; without any of these the agent has finished."""
 
 
 class AcpAgent(ModelFree):
-    """The agent that a program in the sandbox is.
+    """An agent that runs as a program in the sandbox.
 
     Attributes:
         is_acp: its replies are made from reports.
@@ -40,11 +40,11 @@ class AcpAgent(ModelFree):
     is_acp = True
 
     def system_prompt(self, workspace: WorkspaceSpec) -> str:  # noqa: ARG002  (nobody reads it)
-        """Return the text a conversation begins with."""
+        """Return the system prompt."""
         return "The loop of this agent is a program that speaks the Agent Client Protocol."
 
     def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:
-        """Return what a reply leads to; see `Agent.events_of`."""
+        """Return the events of a reply; see `Agent.events_of`."""
         events: list[Event] = []
         calls = {call.name: json_in(call.arguments) for call in reply.tool_calls}
         if PLAN in calls:

@@ -1,6 +1,6 @@
 """The protocol of agents.
 
-Holds: an agent is a value made from an `AgentSpec`; it keeps nothing between steps, so any worker can take the next.
+Holds: an agent is a value made from an `AgentSpec`. It keeps nothing between steps, so any worker can take the next.
 """
 
 from __future__ import annotations
@@ -12,38 +12,38 @@ from broker.contract import AgentSpec, Event, ModelReply, TaskItem, ToolSpec, Wo
 
 
 def sees_pages(agent: Agent) -> bool:
-    """Say whether pictures of pages are shown to an agent's model; an agent may say no by its `sees_pages`."""
+    """Return whether an agent's model is shown pictures of pages; an agent can refuse them by its `sees_pages`."""
     return getattr(agent, "sees_pages", True)
 
 
 def is_sdk_agent(agent: Agent) -> bool:
-    """Say whether the loop of an agent is the Claude Agent SDK; an agent says so by its `is_sdk`."""
+    """Return whether the loop of an agent is the Claude Agent SDK, as its attribute `is_sdk` says."""
     return getattr(agent, "is_sdk", False)
 
 
 def is_acp_agent(agent: Agent) -> bool:
-    """Say whether the loop of an agent is a program in the sandbox; an agent says so by its `is_acp`."""
+    """Return whether the loop of an agent is a program in the sandbox, as its attribute `is_acp` says."""
     return getattr(agent, "is_acp", False)
 
 
 class ModelFree:
-    """What agents have in common that decide without a model of ours."""
+    """The base of agents that decide without a model of ours."""
 
     asks_model = False
 
     def __init__(self, spec: AgentSpec) -> None:
-        """Take a specification; the goal and the replies say what there is to do."""
+        """Take a specification. It is not needed: the goal and the replies contain the work."""
 
     @property
     def tools(self) -> Sequence[ToolSpec]:
-        """No tools: nobody would call them."""
+        """No tools, because no model would call them."""
         return ()
 
 
 class Agent(Protocol):
-    """What decides, besides the model.
+    """An agent: its prompt, its tools, and the translation of its model's replies.
 
-    An agent that decides without a model says so by an attribute `asks_model` that is false.
+    An agent without a model has an attribute `asks_model` that is false.
     """
 
     @property
@@ -52,18 +52,18 @@ class Agent(Protocol):
         ...
 
     def system_prompt(self, workspace: WorkspaceSpec) -> str:
-        """Return the text a conversation begins with."""
+        """Return the system prompt."""
         ...
 
     def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:
-        """Return what a reply leads to, in order.
+        """Return the events of a reply, in order.
 
         Args:
-            reply: with its event id; the events returned get the ids that follow it.
-            task_list: as the latest plan in the log has it.
+            reply: with its event id; the returned events get the ids that follow it.
+            task_list: the latest task list in the log.
 
         Returns:
-            Actions and those observations that need no tool worker, each with `cause` and tool call metadata set.
-            Never empty.
+            Actions, and observations that need no tool worker, each with `cause` and tool call metadata set. Never
+            empty.
         """
         ...

@@ -1,14 +1,13 @@
-"""BrowsingAgent and VisualBrowsingAgent: act in a web browser and nowhere else (OpenHands 9.4, 9.5).
+"""BrowsingAgent and VisualBrowsingAgent: agents that act only in a web browser (OpenHands 9.4, 9.5).
 
-They act without tools: a reply is a thought and, between three backticks, an action. A reply without backticks, and
-`send_msg_to_user`, speak to the person and end the task. Where the task asks for an output of a certain form, the end
-is a call of `finish` with it, because JSON between backticks would have to be without backticks.
+They act without tools: a reply is a thought and an action between triple backticks. A reply without backticks, and
+`send_msg_to_user`, speak to the user and end the task. If the task asks for structured output, the end is a call of
+`finish`, because JSON between backticks must not contain backticks.
 
-Holds: whatever a model writes leads to something: to a message, to an action in the browser, or to the end.
-Differs: a message to the person goes there at once, because the browser has nothing to do with it. The prompt shows all
-pages of a conversation one after another, as it shows results, and not only the last one, so that a provider's cache
-works. There is no first look at an empty page, and no count of errors: loop detection and limits end a task that leads
-nowhere, as they do for every agent.
+Holds: every reply leads to a message, an action in the browser, or the end.
+Differs: a message goes to the user at once, without the browser. The prompt shows all pages of a conversation in
+sequence, like results, and not only the last one, so that a provider's cache works. There is no first look at an empty
+page and no count of errors: loop detection and limits end a task without progress, as for every agent.
 """
 
 from __future__ import annotations
@@ -77,11 +76,11 @@ class BrowsingAgent:
 
     @property
     def tools(self) -> Sequence[ToolSpec]:
-        """None, because actions are written in the text; but an output is returned by a call."""
+        """None, because actions are written in the text; but structured output is returned by a call."""
         return (finish_tool(self._spec.output),) if self._spec.output is not None else ()
 
     def system_prompt(self, workspace: WorkspaceSpec) -> str:
-        """Return the text a conversation begins with."""
+        """Return the system prompt."""
         return rendered(
             "browsing.j2",
             workspace=workspace,
@@ -109,19 +108,19 @@ class BrowsingAgent:
 
 
 class VisualBrowsingAgent(BrowsingAgent):
-    """The agent that is shown pages as pictures too, with a mark at each element, and works in several tabs."""
+    """The agent that also sees pages as pictures with a mark at each element, and works in several tabs."""
 
     sees_pages = True
 
 
 def _said(text: str) -> list[Event]:
-    """Tell the person, and end the task with it."""
+    """Send the user a message that ends the task."""
     message = MessageAction(content=text, source=EventSource.AGENT)
     return [message, AgentFinishAction(outputs={"content": text})]
 
 
 def _divided(text: str) -> tuple[str, str]:
-    """Return the thought and the action of a reply; no action where there are no backticks."""
+    """Return the thought and the action of a reply; no action if it has no backticks."""
     parts = text.split(FENCE)
     if len(parts) < 2:
         return text.strip(), ""
@@ -129,11 +128,11 @@ def _divided(text: str) -> tuple[str, str]:
 
 
 def _spoken(action: str) -> tuple[str, str, str]:
-    """Return what to do before a message to the person, the action that sends the message, and the message."""
+    """Return the actions before a message to the user, the action that sends the message, and the message."""
     try:
         statements = ast.parse(action[:MAX_ACTION_CHARS]).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        # A message with quotes in it, or one that was cut off, is still a message.
+        # A message that contains quotes, or that was cut off, is still a message.
         found = _SPOKEN.search(action if action.endswith(")") else f"{action})")
         return (action[: found.start()].strip(), found[1], found[2].strip().strip("'\"")) if found else (action, "", "")
     for statement in statements:
@@ -146,7 +145,7 @@ def _spoken(action: str) -> tuple[str, str, str]:
 
 
 def _before(action: str, statement: ast.stmt) -> str:
-    """Return what stands before a statement, as it was written."""
+    """Return the text before a statement, as written."""
     lines = action.encode().splitlines(keepends=True)[: statement.lineno]
     lines[-1] = lines[-1][: statement.col_offset]
     return b"".join(lines).decode().strip().rstrip(";").rstrip()

@@ -39,7 +39,7 @@ ORDER = (
 
 
 class CodeActAgent:
-    """The general agent. It offers the tool of every kind of action that says so (`Action.is_offered`)."""
+    """The general agent. It offers the tool of every kind of action with `Action.is_offered`."""
 
     def __init__(self, spec: AgentSpec) -> None:
         self._spec = spec
@@ -61,7 +61,7 @@ class CodeActAgent:
         return self._tools
 
     def system_prompt(self, workspace: WorkspaceSpec) -> str:
-        """Return the text a conversation begins with."""
+        """Return the system prompt."""
         return rendered(
             "codeact.j2",
             workspace=workspace,

@@ -1,6 +1,6 @@
-"""DummyAgent: does the same few things for every task, without a model; for tests and demonstrations (9.6).
+"""DummyAgent: takes the same few steps for every task, without a model; for tests and demonstrations (9.6).
 
-Holds: step N is always the same, so a conversation of this agent has the same log every time, except for its times.
+Holds: step N is always the same, so every conversation of this agent has the same log, except for its times.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ STEPS: Sequence[Action] = (
     AgentRejectAction(outputs={"reason": "I can do no more than this."}),
     AgentFinishAction(final_thought="There is nothing left to do."),
 )
-"""The steps in order; the last one again and again."""
+"""The steps in order; the last one is repeated."""
 
 
 class DummyAgent(ModelFree):
-    """The agent that follows its list."""
+    """The agent with a fixed list of steps."""
 
     def system_prompt(self, workspace: WorkspaceSpec) -> str:  # noqa: ARG002  (nobody reads it)
-        """Return the text a conversation begins with."""
+        """Return the system prompt."""
         return "This agent follows a fixed list and asks no model."
 
     def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:  # noqa: ARG002
-        """Return the step whose number the reply bears. See `Agent.events_of`."""
+        """Return the step with the reply's number. See `Agent.events_of`."""
         return [STEPS[min(reply.iteration, len(STEPS)) - 1]]

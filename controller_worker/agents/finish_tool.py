@@ -1,4 +1,4 @@
-"""The tool with which an agent finishes, and the output that it returns by it.
+"""The agent's tool for finishing, and the structured output that it returns.
 
 Does not: judge the output; see `controller_worker.core.concerns.acceptance`.
 """
@@ -29,11 +29,12 @@ _SHARED = ("$defs", "definitions")
 
 
 def finish_tool(output: OutputSpec | None) -> ToolSpec:
-    """Return the tool with which an agent finishes, with the output that it has to return."""
+    """Return the tool for finishing, with the required output as a parameter."""
     tool = AgentFinishAction.tool_spec
     if output is None:
         return tool
-    parameters, schema = tool.parameters, output.json_schema
+    parameters = tool.parameters
+    schema = output.json_schema
     shared = {name: _moved(schema[name]) for name in _SHARED if name in schema}
     own = {name: _moved(part) for name, part in schema.items() if name not in (*_SHARED, "$schema", "$id")}
     return replace(
@@ -50,13 +51,13 @@ def finish_tool(output: OutputSpec | None) -> ToolSpec:
 
 
 def turn_of(agent: Agent, reply: ModelReply, task_list: Sequence[TaskItem], output: OutputSpec | None) -> list[Event]:
-    """Return what a reply leads to; see `Agent.events_of`. One whose words are the output is a finish."""
+    """Return the events of a reply; see `Agent.events_of`. A reply that consists of the output is a finish."""
     finish = handed_in(reply, output) if output is not None and reply.is_output else None
     return agent.events_of(reply, task_list) if finish is None else [finish]
 
 
 def handed_in(reply: ModelReply, output: OutputSpec) -> AgentFinishAction | None:
-    """Return the finish that a reply in words can be: it consists of an output that fits; None for any other."""
+    """Return the finish that a reply in words stands for, if it consists of a fitting output; otherwise None."""
     if reply.tool_calls:
         return None
     try:
@@ -70,7 +71,7 @@ def handed_in(reply: ModelReply, output: OutputSpec) -> AgentFinishAction | None
 
 
 def _finish_with_output(arguments: Mapping[str, Any]) -> AgentFinishAction:
-    output = arguments.get(ARGUMENT, {})  # whether it may be empty its schema says
+    output = arguments.get(ARGUMENT, {})  # its schema decides whether it may be empty
     if isinstance(output, str):  # many models write an object as its text
         try:
             output = json_in(output)
@@ -82,7 +83,7 @@ def _finish_with_output(arguments: Mapping[str, Any]) -> AgentFinishAction:
 
 
 def _moved(schema: Any) -> Any:
-    """Return a part of the schema as it reads inside the tool's: what all of it refers to stands at the root there."""
+    """Return a part of the schema, adapted to the tool's schema: its references point at the root of all of it."""
     if isinstance(schema, Mapping):
         return {
             name: _reference(part) if name == "$ref" and isinstance(part, str) else _moved(part)

@@ -1,11 +1,11 @@
-"""Agents that only look: ReadOnlyAgent reads and answers, LocAgent finds the code a task is about (OpenHands 9.2, 9.3).
+"""Read-only agents: ReadOnlyAgent reads and answers, LocAgent locates the code of a task (OpenHands 9.2, 9.3).
 
-Holds: they are given no other tools, whatever they were offered, because those might change something.
+Holds: they get no other tools, whatever the conversation offers, because other tools might change something.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from broker.contract import (
@@ -18,19 +18,49 @@ from broker.contract import (
     AgentSpec,
     AgentThinkAction,
     Event,
+    FileReadAction,
+    FileReadSource,
     ModelReply,
     TaskItem,
     ToolSpec,
     WorkspaceSpec,
+    required_text,
 )
 from controller_worker.agents.finish_tool import finish_tool
 from controller_worker.agents.prompt import rendered
 from controller_worker.agents.tool_calls import events_of_reply
-from controller_worker.agents.viewing import VIEW
+
+
+def view_action(arguments: Mapping[str, Any]) -> FileReadAction:
+    """Return the view of a file or directory."""
+    return FileReadAction(
+        path=required_text(arguments, "path", "view"),
+        impl_source=FileReadSource.OH_ACI,
+        view_range=arguments.get("view_range"),
+    )
+
+
+VIEW = ToolSpec(
+    name="view",
+    description="Show a file with line numbers, or a directory two levels deep. Long output is cut.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "path": {"type": "string", "description": "Absolute path of the file or directory."},
+            "view_range": {
+                "type": "array",
+                "items": {"type": "integer"},
+                "description": "First and last line of a file, from 1; -1 as last: to the end.",
+            },
+        },
+        "required": ["path"],
+    },
+    convert=view_action,
+)
 
 
 class OwnToolsOnly:
-    """An agent that is offered its own tools and no others; a subclass says which, and names its prompt."""
+    """An agent with its own tools only; a subclass lists them and names its prompt."""
 
     prompt: ClassVar[str]
     own_tools: ClassVar[tuple[ToolSpec, ...]]
@@ -47,7 +77,7 @@ class OwnToolsOnly:
         return self._tools
 
     def system_prompt(self, workspace: WorkspaceSpec) -> str:
-        """Return the text a conversation begins with."""
+        """Return the system prompt."""
         return rendered(
             self.prompt, workspace=workspace, suffix=self._spec.system_prompt_suffix, **self._prompt_values()
         )
@@ -57,7 +87,7 @@ class OwnToolsOnly:
         return events_of_reply(reply, self._tools, task_list)
 
     def _prompt_values(self) -> dict[str, Any]:
-        """Return what the prompt names besides workspace and suffix."""
+        """Return the values of the prompt besides workspace and suffix."""
         return {}
 
 
@@ -69,7 +99,7 @@ class ReadOnlyAgent(OwnToolsOnly):
 
 
 class LocAgent(OwnToolsOnly):
-    """The agent that locates."""
+    """The agent that locates code."""
 
     prompt = "loc.j2"
     own_tools = (AgentFinishAction.tool_spec, SEARCH_CODE_SNIPPETS, GET_ENTITY_CONTENTS, EXPLORE_TREE_STRUCTURE)

@@ -1,7 +1,7 @@
-"""How a model calls the tools that a conversation was given, whatever their authors have called them.
+"""The model's names for the tools offered to a conversation, whatever names their authors gave them.
 
-Holds: the names of one conversation are distinct, and depend on its tools alone and not on their order; a tool that is
-alone with its name keeps it; every name fits what providers take.
+Holds: the names of one conversation are distinct, and depend on its tools and not on their order. A tool without a
+namesake keeps its name. Every name is valid for providers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from broker.contract import ToolOffer
 
 MAX_NAME_CHARS = 64
-"""What providers take, of letters, digits, `_` and `-`."""
+"""The providers' limit for a name of letters, digits, `_` and `-`."""
 _HASH_CHARS = 8
 _WITHOUT_SERVER = "tool"
 
@@ -22,15 +22,16 @@ _WITHOUT_SERVER = "tool"
 def visible_names(offers: Iterable[ToolOffer], own: AbstractSet[str]) -> dict[str, str]:
     """Return the name of each offer for the model, by its key.
 
-    A tool of an MCP server is `<server>__<tool>` if another tool has its name, and any other tool is `tool__<name>` if
-    the agent itself has one of that name. What is too long then, or still taken, ends with a hash of its key.
+    A tool of an MCP server is `<server>__<tool>` if another tool has its name. Any other tool is `tool__<name>` if the
+    agent itself has a tool of that name. A name that is then too long, or still taken, ends with a hash of its key.
 
     Args:
         own: the names of the agent's tools.
     """
     by_key = {offer.key: offer for offer in offers}
     counts = Counter(offer.name for offer in by_key.values())
-    names, prefixed = dict[str, str](), dict[str, str]()
+    names = dict[str, str]()
+    prefixed = dict[str, str]()
     for key, offer in by_key.items():
         is_of_server = offer.runner == "mcp"
         if offer.name not in own and (counts[offer.name] == 1 or not is_of_server):
@@ -48,7 +49,8 @@ def visible_names(offers: Iterable[ToolOffer], own: AbstractSet[str]) -> dict[st
 
 
 def _hashed(name: str, key: str, taken: AbstractSet[str]) -> str:
-    found, text = "", key
+    found = ""
+    text = key
     while not found or found in taken:
         text = hashlib.sha256(text.encode()).hexdigest()
         found = f"{name[: MAX_NAME_CHARS - _HASH_CHARS - 1]}_{text[:_HASH_CHARS]}"

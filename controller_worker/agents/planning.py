@@ -1,4 +1,4 @@
-"""PlanningAgent: looks, asks, and proposes a plan that another agent carries out; changes nothing itself."""
+"""PlanningAgent: reads, asks, and proposes a plan for another agent; changes nothing itself."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from broker.contract import (
     TaskItem,
     TaskTrackingAction,
 )
-from controller_worker.agents.looking import OwnToolsOnly
-from controller_worker.agents.viewing import VIEW
+from controller_worker.agents.looking import VIEW, OwnToolsOnly
 
 
 class PlanningAgent(OwnToolsOnly):
-    """The agent that plans; the output of the task, if there is one, is for the other agent to return."""
+    """The agent that plans. If the task has a structured output, the executor returns it."""
 
     prompt = "planning.j2"
     own_tools = (AgentThinkAction.tool_spec, GREP, GLOB, VIEW, TaskTrackingAction.tool_spec, PlanAction.tool_spec)
@@ -33,7 +32,7 @@ class PlanningAgent(OwnToolsOnly):
         self._plan = spec.plan or PlanSpec()
 
     def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:
-        """See `Agent.events_of`; a plan waits for a person if it has to."""
+        """See `Agent.events_of`; a plan waits for a user if it must be confirmed."""
         waits = ConfirmationStatus.AWAITING_CONFIRMATION if self._plan.needs_approval else ConfirmationStatus.CONFIRMED
         return [
             event.model_copy(update={"confirmation_state": waits}) if isinstance(event, PlanAction) else event

@@ -10,7 +10,7 @@ import jinja2
 
 
 def rendered(name: str, **values: Any) -> str:
-    """Return the prompt of a template; every value that it names has to be given."""
+    """Return the prompt of a template; every value that it names must be given."""
     return _template(name).render(values)
 
 

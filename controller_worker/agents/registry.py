@@ -1,6 +1,6 @@
-"""Which agents there are, by name: the built-in ones, and those of installed packages by entry point.
+"""The agents by name: the built-in ones, and those of installed packages by entry point.
 
-Holds: a package cannot replace a built-in agent; its code is loaded only when a conversation names it.
+Holds: a package cannot replace a built-in agent. Its code is loaded only when a conversation names it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ AGENTS: Mapping[str, Callable[[AgentSpec], Agent]] = {
     for found in classes_in(controller_worker.agents)
     if found.__name__.endswith(("Agent", "AgentSDK")) and found is not Agent
 }
-"""The classes of this room whose names end in `Agent` or `AgentSDK`."""
+"""The classes of this package with a name ending in `Agent` or `AgentSDK`."""
 ENTRY_POINTS = "deckhands.agents"
 
 
 def create_agent(spec: AgentSpec) -> Agent:
-    """Make the agent a specification describes.
+    """Make the agent of a specification.
 
     Raises:
-        UsageError: no agent has this name, or the package that brings it, or its confirmation policy or risk analyzer,
-            cannot be loaded.
+        UsageError: no agent has this name, or its package, confirmation policy or risk analyzer cannot be loaded.
     """
     if spec.plan is not None:
         check_agent(spec.plan.executor)
@@ -50,10 +49,10 @@ def known_agents() -> list[str]:
 
 
 def check_agent(name: str, *, besides: Collection[str] = ()) -> None:
-    """Make sure that there is an agent of this name.
+    """Check that an agent of this name exists.
 
     Args:
-        besides: names that would also be valid, for the error.
+        besides: other valid names, for the error.
 
     Raises:
         UsageError: there is none.

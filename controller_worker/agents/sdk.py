@@ -1,9 +1,9 @@
-"""Agents whose loop is the Claude Agent SDK: they read and are offered what the legacy agents behind them are.
+"""Agents with the Claude Agent SDK as their loop: they have the prompts and tools of the legacy agents behind them.
 
-Holds: what a reply means is what it means for a legacy agent, so a conversation may change from one kind to the other
-at any step and lose nothing.
-Differs: BrowsingAgent writes its actions as text; BrowsingAgentSDK calls the tool `browser`, because the SDK acts by
-tools alone.
+Holds: a reply means the same as for a legacy agent, so a conversation can change between both kinds at any step and
+lose nothing.
+Differs: BrowsingAgent writes its actions as text; BrowsingAgentSDK calls the tool `browser`, because the SDK acts only
+by tools.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a model's tool calls mean: a reply to actions and observations (OpenHands 9.1).
+"""Translate a reply's tool calls into actions and observations (OpenHands 9.1).
 
-Holds: every tool call of a reply leads to an action or, when it cannot be understood, to an `ErrorObservation` that
-tells the model why; nothing a model writes raises, and nothing it writes is too large or too deep for the log.
-Differs: a call that cannot be understood is answered by itself and the reply's other calls are carried out, because
-the original throws the whole reply away.
+Holds: every tool call of a reply leads to an action or, if it is invalid, to an `ErrorObservation` with the cause for
+the model. No reply raises, and no part of it is too large or too deep for the log.
+Differs: an invalid call gets its own answer and the reply's other calls are carried out; the original discards the
+whole reply.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ SHOWN_CHARS = 1_000
 
 
 def events_of_reply(reply: ModelReply, tools: Iterable[ToolSpec], task_list: Sequence[TaskItem] = ()) -> list[Event]:
-    """Return what a reply leads to; see `Agent.events_of`.
+    """Return the events of a reply; see `Agent.events_of`.
 
     Args:
-        tools: what the model was offered.
-        task_list: as it is before the reply.
+        tools: the tools offered to the model.
+        task_list: the task list before the reply.
     """
     if not reply.tool_calls:
         return [MessageAction(content=reply.content, source=EventSource.AGENT, wait_for_response=True)]
@@ -80,12 +80,12 @@ def events_of_reply(reply: ModelReply, tools: Iterable[ToolSpec], task_list: Seq
 
 
 def offered_tool(offer: ToolOffer, name: str) -> ToolSpec:
-    """Return a tool that a tool worker offers as one that an agent can offer a model, under a name."""
+    """Return a tool worker's offer as a tool for the model, under a name."""
     return replace(offer.spec, name=name, convert=partial(_offered, offer, name))
 
 
 def _offered(offer: ToolOffer, name: str, arguments: Mapping[str, Any]) -> Action:
-    # The tool itself says whether the arguments fit its schema, in words that its author has chosen.
+    # The tool itself reports arguments that do not fit its schema, in its author's words.
     action_class = MCPAction if offer.runner == "mcp" else ToolCallAction
     return action_class(
         name=name,

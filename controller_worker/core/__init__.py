@@ -1,4 +1,4 @@
-"""The pure core: the fold of a log into a state, and the next effect.
+"""The pure core: fold a log into a state and compute the next effect.
 
 Start with: controller.
 """

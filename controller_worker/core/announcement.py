@@ -1,6 +1,6 @@
-"""Announcing a state, and settling what it leaves undone (OpenHands 1.10).
+"""Announce a state and settle unfinished work (OpenHands 1.10).
 
-Holds: behind a stop or an error no action and no delegate is without an answer; all of it is one append.
+Holds: after a stop or an error, every action and every delegate has an answer. Everything is one append.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from controller_worker.core.state import State
 
 EVERYTHING = 0
-"""Among the actions to be cancelled: all that runs in the workspace."""
+"""In the list of actions to cancel: everything that runs in the workspace."""
 
 NOT_EXECUTED = {
     AgentState.STOPPED: (
@@ -33,12 +33,12 @@ NOT_EXECUTED = {
 def announce(
     state: State, wanted: AgentState, reason: str = "", *, code: str = "", after: tuple[Event, ...] = ()
 ) -> Append:
-    """Return what announces a state; a stop or an error first settles what has not been executed.
+    """Return the events that announce a state. A stop or an error first settles the actions that have not run.
 
     Args:
-        reason: why, of an error.
+        reason: the reason for an error.
         code: the class of the error.
-        after: what is appended before it.
+        after: events to append before the announcement.
     """
     events: list[Event] = list(after)
     answers: list[tuple[int, int]] = []
@@ -51,16 +51,17 @@ def announce(
             answers.append((len(events), action.id))
             events.append(not_executed(action, text, error_id))
         cancels = tuple(action.id for action in state.tools.pending)
-        # After a stop nobody needs the earlier background jobs; after an error a person may continue.
+        # A stop makes earlier background jobs useless; after an error, a user may continue.
         cancels += (EVERYTHING,) if wanted is AgentState.STOPPED else ()
     if wanted is not AgentState.ERROR:
-        reason = code = ""
+        reason = ""
+        code = ""
     events.append(AgentStateChangedObservation(agent_state=wanted, reason=reason, code=code))
     return Append(tuple(events), tuple(answers), cancels)
 
 
 def not_executed(action: PendingAction | Delegate, text: str, error_id: str) -> ErrorObservation:
-    """Return the observation of an action that will not run, or not to its end."""
+    """Return the observation of an action that will not run, or will not run to its end."""
     return ErrorObservation(
         content=text,
         error_id=error_id,
@@ -71,5 +72,5 @@ def not_executed(action: PendingAction | Delegate, text: str, error_id: str) -> 
 
 
 def end_in_error(state: State, reason: str, *, code: str = "") -> Append:
-    """Return what ends the work for now: nothing pending is executed, and the error is announced."""
+    """Return the events that end the work with an error. Pending actions are settled as not executed."""
     return announce(state, AgentState.ERROR, reason, code=code)

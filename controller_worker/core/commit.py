@@ -1,7 +1,7 @@
-"""One commit: events that belong together, and everything the core wants because of them.
+"""A commit: events that belong together, and all events that the core decides to append because of them.
 
-Holds: a value made from values; a log to which it is appended whole wants no further append at once, unless the commit
-is partial.
+Holds: a commit is an immutable value. After a whole commit the core has nothing more to append at once, unless the
+commit is partial.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from controller_worker.core.effects import Append, AwaitTools, Effect
 from controller_worker.core.state import State
 
 MAX_ROUNDS = 16
-"""A settled log needs one or two, because a concern wants all that is due at once, or fills an append and ends the
-commit. More means that the core asks for the same thing again and again."""
+"""A settled log needs one or two: a concern returns all its due events at once, or fills an append and ends the commit.
+More means that the core decides the same thing again and again.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What one append writes.
+    """The content of one append.
 
     Attributes:
         events: numbered and stamped, in order.
         answers: position → the runnable action that this observation settles.
-        cancels: running actions to be stopped; 0: all that runs in the workspace.
-        dispatch: positions of actions that go to a tool worker at once.
-        state: after all of them.
-        is_partial: an append was full, and the next commit takes what else is wanted.
+        cancels: running actions to stop; 0 stops everything that runs in the workspace.
+        dispatch: positions of the actions that go to a tool worker at once.
+        state: the state after all events.
+        is_partial: an append was full; the next commit takes the remaining events.
     """
 
     events: list[Event]
@@ -44,10 +45,10 @@ class Commit:
 
 
 def settle(state: State, wanted: Append, now: datetime, *, traceparent: str | None = None) -> Commit:
-    """Add to the wanted events those that the core wants once they are in the log.
+    """Add all events that the core decides to append once the given ones are in the log.
 
     Args:
-        traceparent: of the actions for tool workers that have none.
+        traceparent: set on actions for tool workers that have none.
     """
     events: list[Event] = []
     answers: dict[int, int] = {}
@@ -69,14 +70,16 @@ def settle(state: State, wanted: Append, now: datetime, *, traceparent: str | No
         if effect.is_partial:
             return Commit(events, answers, cancels, [], state, is_partial=True)
         effect = next_effect(state, now)
-    assert not isinstance(effect, Append), f"no end to what {concern_wanting(state, now)} wants at {state.version}"
+    assert not isinstance(effect, Append), (
+        f"endless loop of the decision {concern_wanting(state, now)} at version {state.version}"
+    )
     in_flight = effect.action_ids if isinstance(effect, AwaitTools) else ()
     dispatch = [position for position, event in enumerate(events) if event.id in in_flight]
     return Commit(events, answers, cancels, dispatch, state)
 
 
 def index_fields(state: State) -> dict[str, str | int | float]:
-    """Return what a listing shows of a conversation in this state."""
+    """Return the fields that the index of conversations shows for this state."""
     planned = {"planned": state.start.standing} if state.start.standing else {}
     return planned | {
         "state": state.lifecycle.agent_state.value,

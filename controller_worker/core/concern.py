@@ -1,7 +1,7 @@
-"""A concern: one part of what a controller knows of a conversation, and what events do to that part.
+"""A concern: one part of the controller's state, with the handlers that update it.
 
-Holds: a handler is pure and returns the part after one more event. It reads the state as it was before that event, so
-the concerns can be asked in any order; it cannot change another concern's part, because it returns its own alone.
+Holds: a handler is pure and returns the part after one more event. Handlers read the state from before that event, so
+their order does not matter. A handler returns its own part only, so it cannot change another concern's part.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ if TYPE_CHECKING:
 else:
 
     def evolve(part: Any, **changes: Any) -> Any:
-        """Return a part, or the state, with other values in some of its fields.
+        """Return a copy of a part, or of the state, with some fields replaced.
 
-        A fold does this for every event, and `dataclasses.replace` takes ten times as long: it asks the class about
-        every field. Names are checked where types are.
+        A fold calls this for every event. `dataclasses.replace` takes ten times as long, because it looks up every
+        field of the class. Field names are checked by the type checker.
         """
         other = _new(type(part))
         _set(other, "__dict__", {**part.__dict__, **changes})
         return other
 
 
-_new, _set = object.__new__, object.__setattr__  # a frozen instance is filled before anybody sees it
+_new = object.__new__
+_set = object.__setattr__  # a frozen instance is filled before it is shared
 
 
 __all__ = ["OWNERS", "Concern", "Errands", "Handler", "Want", "evolve"]
@@ -46,12 +47,11 @@ OWNERS: dict[str, Concern] = {}
 
 @dataclass(frozen=True, slots=True)
 class Concern:
-    """Who owns one part of the state.
+    """The owner of one part of the state.
 
     Attributes:
         name: the field of `State` that holds the part.
-        on: by class of event, what it does to the part; None: nothing. The most specific class that
-            fits an event counts.
+        on: handlers by event class; None ignores the event. The most specific class of an event wins.
     """
 
     name: str
@@ -62,12 +62,12 @@ class Concern:
         OWNERS[self.name] = self
 
     def handler(self, event_class: type[Event]) -> Handler | None:
-        """Return what events of a class do to the part; None where they leave it alone."""
+        """Return the handler for an event class, or None if the part ignores such events."""
         return next((self.on[base] for base in event_class.__mro__ if base in self.on), None)
 
 
 Errands = Callable[["State"], Iterable[Errand]]
-"""What a concern wants each owner to do once."""
+"""Returns the side effects of a concern that each owner runs once."""
 
 Want = Callable[["State", datetime], Effect | None]
-"""What a concern wants now; None when it wants nothing. The time is aware UTC."""
+"""Returns a concern's next effect, or None. The time is aware UTC."""

@@ -1,11 +1,11 @@
-"""The controller: what a log means, and what is wanted next.
+"""The controller: the meaning of a log, and the next effect.
 
-`apply` folds an event into the state: each concern that hears of the event returns its part. `next_effect` asks the
-concerns in their order (`order`) and returns what the first of them wants. Neither does I/O, draws a random number or
-reads a clock (the time is a parameter), so the same log leads to the same decision on every machine.
+`apply` folds an event into the state: each concern with a handler for the event returns its part. `next_effect` asks
+the decisions in their order (`order`) and returns the first effect. Neither does I/O, draws a random number or reads a
+clock (the time is a parameter), so the same log leads to the same decision on every machine.
 
-Holds: a refused step consumes nothing; `apply` never fails on an event that the log holds.
-Does not: know agents, tools or models; the shell (`loop.performer`) performs what is wanted.
+Holds: a refused step consumes nothing. `apply` never fails on an event of the log.
+Does not: know agents, tools or models; the loop (`loop.performer`) performs the effects.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from controller_worker.core.order import ERRANDS, ORDER
 from controller_worker.core.state import State
 
 CONCERNS = tuple(OWNERS[part.name] for part in fields(State) if part.name not in ("version", "before"))
-"""The owner of each part of the state. They read the state before an event, so their order means nothing."""
+"""The owner of each part of the state. They read the state before an event, so their order has no effect."""
 
 
 def fold(state: State, events: Iterable[Event]) -> State:
@@ -55,11 +55,12 @@ def apply(state: State, event: Event) -> State:
 
 
 def next_effect(state: State, now: datetime, done: Container[Errand] | None = None) -> Effect:
-    """Say what is wanted now.
+    """Return the next effect.
 
     Args:
-        now: aware UTC; only compared with the end of a wait and of the time allowed.
-        done: the errands that the conversation's owner has run. None leaves errands out: the log does not need them.
+        now: aware UTC; only compared with the end of a wait and of the allowed time.
+        done: the side effects that the conversation's owner has run. None leaves side effects out: the log does not
+            need them.
     """
     if done is not None:
         for errands in ERRANDS:
@@ -74,13 +75,13 @@ def next_effect(state: State, now: datetime, done: Container[Errand] | None = No
 
 
 def concern_wanting(state: State, now: datetime) -> str:
-    """Return the name of the decision whose turn it is, for an error about it."""
+    """Return the name of the decision in charge, for an error about it."""
     want = next(want for want in ORDER if want(state, now) is not None)
     return f"{want.__module__.rpartition('.')[2]}.{want.__name__}"
 
 
 @cache
 def _handlers(event_class: type[Event]) -> tuple[tuple[str, Handler], ...]:
-    """Return what events of a class do to which parts."""
+    """Return the handlers of an event class, by part."""
     found = ((concern.name, concern.handler(event_class)) for concern in CONCERNS)
     return tuple((name, handler) for name, handler in found if handler is not None)

@@ -1,4 +1,4 @@
-"""Effects: what the core can want. Deciding one does nothing; the shell (`loop.performer`) performs it."""
+"""Effects: the possible decisions of the core. Deciding one does nothing; the loop (`loop.performer`) performs it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Append:
 
     Attributes:
         answers: position in `events` → the runnable action that this observation settles.
-        cancels: running actions whose processes are to end; 0: all processes of the conversation.
-        is_partial: the append is full; what else is wanted enters in the next ones.
+        cancels: running actions to stop; 0 stops all processes of the conversation.
+        is_partial: the append is full; the next appends take the remaining events.
     """
 
     events: tuple[Event, ...]
@@ -31,14 +31,14 @@ class Greet:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Append what is recalled about the latest message, with what the workspace said in the event `survey_id`."""
+    """Append the recall of the latest message, with the workspace's answer from the event `survey_id`."""
 
     survey_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class CarryOut:
-    """Append what a person's answer (the event `answer_id`) to the question about an action leads to."""
+    """Append the events that carry out a user's answer (the event `answer_id`) to a confirmation."""
 
     action_id: int
     answer_id: int
@@ -46,26 +46,26 @@ class CarryOut:
 
 @dataclass(frozen=True, slots=True)
 class TakeNote:
-    """Do to the notebook what an action wants, and append the result."""
+    """Apply an action to the notebook, and append the result."""
 
     action_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitDelegates:
-    """Make sure that these delegates exist, then wait for those that the step needs to end."""
+    """Ensure that these delegates exist, then wait for the ends that the step needs."""
 
     delegate_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitStart:
-    """Ask the store whether the conversation may begin, and wait until then."""
+    """Ask the store whether the conversation may start, and wait until then."""
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitTools:
-    """Make sure that a tool worker has these actions, then wait for their observations."""
+    """Ensure that a tool worker has these actions, then wait for their observations."""
 
     action_ids: tuple[int, ...]
 
@@ -83,7 +83,7 @@ class CallModel:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Nothing to do before `until`."""
+    """Do nothing before `until`."""
 
     until: datetime
     reason: str
@@ -91,23 +91,23 @@ class Park:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Nothing to do until there is news."""
+    """Do nothing until the next event."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartDelegate:
-    """Make sure that a delegate in the background exists: a fork inherits it from a log, and nobody has begun it."""
+    """Ensure that a background delegate exists: a fork inherits it from a log, and it was never started."""
 
     delegate_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class TellDelegates:
-    """Pass a change of state, the event `order_id`, on to the delegates that were begun before it.
+    """Pass a change of state, the event `order_id`, to the delegates that were started before it.
 
     Attributes:
-        since: but not on to those that were asked for by an event before this one.
-        takes_back: only to those that an earlier order has paused, which the log has lost.
+        since: leaves out delegates that an event before this one asked for.
+        takes_back: only delegates that an earlier order has paused; the log has lost that order.
     """
 
     state: AgentState

@@ -1,9 +1,9 @@
-"""The latest call of each kind, which says what the next one of that kind will be like.
+"""The latest call of each kind, used to estimate the next one.
 
-A kind is a model and what it was asked for: a condenser's summary says nothing of what a step costs, and one model
-nothing of another.
+A kind is a model and a service: the cost of a condenser's summary does not predict the cost of a step, and one model
+does not predict another.
 
-Holds: a function of the log; a count that cannot be true moves an estimate by no more than the bounds below.
+Holds: a function of the log. An implausible count moves an estimate by no more than the bounds below.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from broker.contract import ModelReply
 
 KINDS_LIMIT = 16
-"""So many kinds are remembered, those that were asked last."""
+"""Number of remembered kinds; the most recent ones are kept."""
 SMALLEST_RATIO = 0.5
 LARGEST_RATIO = 10.0
-"""Our estimates are 0.6 to 1.6 times too high or too low for what people and programs write; what a provider adds to a
-short prompt, or a tokenizer that we do not know, can make more of it."""
+"""Our estimates are wrong by a factor of 0.6 to 1.6 for texts of users and programs. A provider's addition to a short
+prompt, or an unknown tokenizer, can make the factor larger.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,11 @@ class LatestCall:
     """The latest reply of one kind, and the longest.
 
     Attributes:
-        service: what was asked for; see `ModelReply`.
-        model: as the settings of the workers name it; empty: it was not noted.
-        cost_usd: 0 where it was not known.
-        prompt_tokens: as the provider counted them.
-        estimated_tokens: of the same prompt; 0 where it was not estimated.
+        service: the purpose of the call; see `ModelReply`.
+        model: the name in the workers' settings; empty if it was not recorded.
+        cost_usd: 0 if unknown.
+        prompt_tokens: the provider's count.
+        estimated_tokens: our estimate for the same prompt; 0 if there was none.
     """
 
     service: str
@@ -42,23 +43,23 @@ class LatestCall:
 
     @property
     def ratio(self) -> float | None:
-        """How many tokens the provider counted for each that was estimated; None where nothing was estimated."""
+        """Counted tokens per estimated token; None without an estimate."""
         return ratio_of(self.prompt_tokens, self.estimated_tokens) if self.estimated_tokens > 0 else None
 
 
 def ratio_of(prompt_tokens: int, estimated_tokens: int) -> float:
-    """Return how many tokens were counted for each that was estimated, within the bounds."""
+    """Return counted tokens per estimated token, within the bounds."""
     thousandths = max(prompt_tokens, 0) * 1_000 // max(estimated_tokens, 1)  # a fraction of any size would overflow
     return min(max(thousandths, round(SMALLEST_RATIO * 1_000)), round(LARGEST_RATIO * 1_000)) / 1_000
 
 
 def corrected(estimated_tokens: int, ratio: float) -> int:
-    """Return how many tokens a prompt will have."""
+    """Return the expected number of tokens of a prompt."""
     return math.ceil(estimated_tokens * ratio)
 
 
 def noted(calls: tuple[LatestCall, ...], reply: ModelReply) -> tuple[LatestCall, ...]:
-    """Return the latest calls after one more reply, the latest of all at the end."""
+    """Return the latest calls after one more reply, with that reply last."""
     estimate = reply.estimate
     model = estimate.model if estimate is not None else ""
     before = next((call for call in calls if (call.service, call.model) == (reply.service, model)), None)
@@ -76,10 +77,10 @@ def noted(calls: tuple[LatestCall, ...], reply: ModelReply) -> tuple[LatestCall,
 
 
 def latest_of(calls: tuple[LatestCall, ...], service: str, model: str | None) -> LatestCall | None:
-    """Return the latest call of a kind, or that of the service whose model was not noted; None if there was none.
+    """Return the latest call of a kind, or of the service without a recorded model; None if there was none.
 
     Args:
-        model: None where it is not known: that of any model counts.
+        model: None if unknown: then a call to any model counts.
     """
     return next(
         (call for call in reversed(calls) if call.service == service and (model is None or call.model in (model, ""))),

@@ -18,8 +18,8 @@ class PendingAction:
     """An action in the log that has no observation yet.
 
     Attributes:
-        trace: what loop detection compares; None for actions that no loop is about.
-        is_awaiting: it waits for a person's confirmation.
+        trace: its trace for loop detection; None if detection ignores the action.
+        is_awaiting: it waits for a user's confirmation.
     """
 
     id: int
@@ -36,7 +36,7 @@ class Tools:
 
 
 def settled_by(state: State, observation: Observation) -> PendingAction | None:
-    """Return the pending action that an observation answers; None for none."""
+    """Return the pending action that an observation answers, or None."""
     return next((action for action in state.tools.pending if action.id == observation.cause), None)
 
 

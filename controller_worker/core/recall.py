@@ -1,4 +1,4 @@
-"""Recall: what is known when a message arrives: the workspace at first, and skills whose words were mentioned (9.7).
+"""Recall: the knowledge added to a message: at first the workspace, and skills with a trigger word in it (9.7).
 
 Holds: a function of its arguments, so that a replay recalls the same.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from controller_worker.core.state import State
 
 MAX_WORDS = 2_000
-"""That a message is searched for: a workspace names them, and the search holds up all conversations of a worker."""
+"""Words searched for in a message. A workspace chooses them, and the search blocks all conversations of a worker."""
 
 
 def recall(
@@ -34,12 +34,12 @@ def recall(
     skills: SkillFiles = NO_SKILLS,
     notes: Sequence[Note] = (),
 ) -> RecallObservation | None:
-    """Return what is known, or None.
+    """Return the recalled knowledge, or None.
 
     Args:
-        message: the message that asks; its day is the day that the model sees.
-        skills: of the workspace; they take the place of their namesakes among the agent's own.
-        notes: those that the message recalls.
+        message: the message to recall for; the model sees its date as today.
+        skills: the workspace's skills; they replace the agent's own skills of the same name.
+        notes: the notes that the message recalls.
     """
     recalled = tuple(notes) or None
     known = _known(state.setup.agent.skills, skills.skills)
@@ -61,7 +61,7 @@ def recall(
 
 
 def _known(own: Iterable[Skill], workspace: Iterable[Skill]) -> Iterator[Skill]:
-    """Yield all skills: those of the workspace in place of their namesakes, the others behind."""
+    """Yield all skills: the agent's own, with those of the workspace in place of their namesakes, then the others."""
     found = {skill.name: skill for skill in workspace}
     names = set(found)
     for skill in own:
@@ -73,7 +73,7 @@ def _known(own: Iterable[Skill], workspace: Iterable[Skill]) -> Iterator[Skill]:
 
 
 def _mentioned(skills: Iterable[Skill], text: str) -> Iterator[MicroagentKnowledge]:
-    """Yield the skills of which a text, in small letters, contains a word."""
+    """Yield the skills with a trigger word in a lower-case text."""
     left = MAX_WORDS
     for skill in skills:
         if word := trigger_in(skill.triggers[:left], text):

@@ -1,4 +1,4 @@
-"""What people ask of an agent's state, as events."""
+"""Events that ask the agent to do something."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from broker.contract import AgentState, ChangeAgentStateAction, Event, EventSour
 
 
 def is_message_of_person(event: Event) -> bool:
-    """Say whether it is a person's message."""
+    """Return whether an event is a user's message."""
     return isinstance(event, MessageAction) and event.source is EventSource.USER
 
 
 def asks_to_run(event: Event) -> bool:
-    """Say whether the event asks the agent to work: a person's message, or a request for `running`."""
+    """Return whether the event asks the agent to work: a user's message, or a request for `running`."""
     is_resume = isinstance(event, ChangeAgentStateAction) and event.agent_state is AgentState.RUNNING
     return is_resume or is_message_of_person(event)

@@ -1,8 +1,7 @@
-"""State: what a controller knows of a conversation. A fold of its log, without the history.
+"""State: the controller's knowledge of a conversation. A fold of its log, without the history.
 
-Holds: the sum of the parts that the concerns own; plain values only, so that a snapshot is the state and nothing else;
-never changed in place.
-Does not: hold what the model sees; that is read from the log (`memory`).
+Holds: one part per concern; plain values only, so that a snapshot is the state and nothing else. Immutable.
+Does not: hold the View of the model, which is read from the log (`memory`).
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ SNAPSHOT_VERSION = 1
 
 @dataclass(frozen=True)
 class State:
-    """A conversation as its log tells it (OpenHands section 4.1, less the history): one part for each concern.
+    """A conversation's state (OpenHands section 4.1, without the history): one part for each concern.
 
     Attributes:
-        version: id of the last event folded in; 0 for an empty log.
-        before: the state before the stretch of work under way, if a message may take that back; see `double_texting`.
+        version: id of the last folded event; 0 for an empty log.
+        before: the state before the current stretch of work, if a message may roll it back; see `double_texting`.
     """
 
     version: int = 0
@@ -76,7 +75,7 @@ def snapshot_of(state: State) -> bytes:
 
 
 def state_from(snapshot: bytes | None) -> State | None:
-    """Return the state of a snapshot; None when there is none, or none this version can use.
+    """Return the state of a snapshot; None if there is none or this version cannot read it.
 
     A snapshot only saves time: without one, the owner folds the whole log.
     """

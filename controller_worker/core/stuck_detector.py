@@ -1,12 +1,12 @@
-"""Whether an agent repeats itself: OpenHands' five patterns (section 2) over a bounded summary of the latest events.
+"""Detect an agent in a loop: OpenHands' five patterns (section 2) over a bounded summary of the latest events.
 
-Holds: pure; taking an event in costs what the event costs, and looking for a loop what the thresholds say, however long
-the history is; an event counts the same whether its long texts stand in it or beside the log.
-Does not: decide what to do about a loop (`loop_recovery`).
-Differs: an action counts when its observation comes, so that the calls of one reply stand in the order in which they
-were done; waiting for a command that still runs is no step of a loop, because it is what the tool asks for, and one
-that sleeps and then shows something new begins again, because something is going on; a loop begins with its own first
-action, because the original may point at an equal one from before it.
+Holds: pure. Adding an event costs time in its size, and the search costs time in the thresholds, for any length of
+history. An event counts the same whether its long texts are inline or in blobs.
+Does not: decide the response to a loop (`concerns.loops`).
+Differs: an action counts when its observation arrives, so that the calls of one reply are in the order in which they
+ran. Polling a running command is no step of a loop, because the tool asks for it. A sleeping command with new output
+restarts the count, because there is progress. A loop starts with its own first action; the original may point at an
+equal action from before it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from broker.contract import (
 
 CONDENSATIONS = 10
 KEPT_CALLS = 128
-"""Of one reply; no more can be carried out."""
+"""Calls kept of one reply; no more can be carried out."""
 LONG_TEXT_CHARS = 2 * SHORTENED_END_CHARS + 100
-"""Longer texts may stand beside the log; their hash is the same there."""
+"""Longer texts may be in blobs; their hash is the same there."""
 NOT_COMPARED = {
     *("kind", "timestamp", "source", "cause", "tool_call_metadata", "timeout", "blobs", "replaces"),
     "traceparent",
@@ -52,7 +52,7 @@ NOT_COMPARED = {
 STILL_RUNNING = -1
 UNTERMINATED = "unterminated string literal (detected at line"
 SYNTAX_ERRORS = ("invalid syntax. Perhaps you forgot a comma?", "incomplete input")
-# Blanks of one line only: a line's own beginning matches as well, and no run of lines is gone over twice.
+# Blanks of one line only, so that runs of empty lines are scanned once; the start of a line also matches.
 SLEEPS = re.compile(r"(?:^|[;&|({]|\bdo\b|\bthen\b)[^\S\n]*sleep\s", re.MULTILINE)
 WAITED = "waited:"
 TRAILER = ("[Jupyter current working directory:", "[Jupyter Python interpreter:")
@@ -63,14 +63,14 @@ _PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What is left of an event.
+    """The summary of an event.
 
     Attributes:
-        id: the event's.
+        id: id of the event.
         turn_id: the reply it belongs to, or the event itself.
-        digest: equal for events that OpenHands takes for equal.
-        trait: of an observation: `error`, the digest of a syntax error, or that of what a sleeping command showed; of
-            a condensation: `adjacent` when nothing happened since the one before; else empty.
+        digest: equal for events that OpenHands considers equal.
+        trait: of an observation: `error`, the digest of a syntax error, or the digest of a sleeping command's output;
+            of a condensation: `adjacent` if it directly follows the one before; else empty.
     """
 
     id: int
@@ -81,12 +81,12 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class RecentEvents:
-    """The latest actions, observations and messages of the agent, each oldest first; the last ten condensations.
+    """The latest actions, observations and messages of the agent, oldest first; the last ten condensations.
 
     Attributes:
-        messages: those with no observation in between.
-        is_observed: something was observed since the latest message.
-        is_condensed: nothing has happened since the latest condensation.
+        messages: messages with no observation in between.
+        is_observed: there was an observation after the latest message.
+        is_condensed: there was no event after the latest condensation.
     """
 
     actions: tuple[Trace, ...] = ()
@@ -99,7 +99,7 @@ class RecentEvents:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A loop that was found.
+    """A detected loop.
 
     Attributes:
         loop_type: OpenHands' name of the pattern.
@@ -112,16 +112,18 @@ class Loop:
 
 
 def trace_of(event: Event, turn_id: int) -> Trace:
-    """Return what is left of an event; `turn_id` is the reply it belongs to, 0 for none."""
+    """Return the trace of an event; `turn_id` is its reply, 0 for none."""
     return Trace(event.id, turn_id or event.id, _digest(event), _trait(event))
 
 
 def traces_of_calls(reply: ModelReply) -> tuple[tuple[str, Trace], ...]:
-    """Return what is left of the calls of a reply, each behind what `name_of_call` makes of its id.
+    """Return the traces of a reply's calls, each paired with the result of `name_of_call` for its id.
 
-    The text beside a call is not compared: it only counts when it is refused, and an equal call fares no better.
+    The text beside a call is not compared. The traces are used only for refused calls, and equal calls are refused
+    alike.
     """
-    blobs, found = reply.blobs or {}, []
+    blobs = reply.blobs or {}
+    found = []
     for position, call in enumerate(reply.tool_calls[:KEPT_CALLS]):
         path = f"tool_calls.{position}"
         compared = [_text(getattr(call, name), f"{path}.{name}", blobs) for name in ("name", "arguments")]
@@ -139,7 +141,7 @@ def name_of_call(observation: Observation) -> str:
 
 
 def with_action(recent: RecentEvents, action: Action, trace: Trace, policy: LoopPolicy) -> RecentEvents:
-    """Take in an action that was done; messages and requests of people, and requests to condense, are none."""
+    """Add an action that has run. Users' messages and requests, and condensation requests, are ignored."""
     if not action.counts_for_loops or getattr(action, "hidden", False):
         return recent
     if isinstance(action, CondensationAction):
@@ -153,23 +155,23 @@ def with_action(recent: RecentEvents, action: Action, trace: Trace, policy: Loop
 
 
 def with_settled(recent: RecentEvents, trace: Trace, policy: LoopPolicy) -> RecentEvents:
-    """Take in an action by its trace, now that its observation is there."""
+    """Add an action by its trace, when its observation arrives."""
     actions = (*recent.actions, trace)[-policy.window :]
     return RecentEvents(actions, recent.observations, recent.messages, recent.is_observed, recent.condensations)
 
 
 def stands_in(recent: RecentEvents, call: Trace) -> bool:
-    """Say whether an equal call of the same reply has been taken in."""
+    """Return whether an equal call of the same reply was added."""
     return any(seen.turn_id == call.turn_id and seen.digest == call.digest for seen in recent.actions)
 
 
 def with_poll(recent: RecentEvents) -> RecentEvents:
-    """Take in the answer to a poll: no step of a loop, but something was observed."""
+    """Record the answer to a poll: it is no step of a loop, but counts as an observation."""
     return RecentEvents(recent.actions, recent.observations, recent.messages, True, recent.condensations)
 
 
 def with_observation(recent: RecentEvents, observation: Observation, policy: LoopPolicy) -> RecentEvents:
-    """Take in an observation; changes of state and those that say nothing are none."""
+    """Add an observation. Changes of state and empty observations are ignored."""
     if not observation.counts_for_loops or getattr(observation, "hidden", False):
         return recent
     if isinstance(observation, AgentCondensationObservation):
@@ -180,17 +182,17 @@ def with_observation(recent: RecentEvents, observation: Observation, policy: Loo
 
 
 def is_poll(observation: Observation) -> bool:
-    """Say whether it answers a poll of a running command, which is no step of a loop, whatever it shows."""
+    """Return whether this answers a poll of a running command, which is no step of a loop."""
     return (
         isinstance(observation, CmdOutputObservation)
         and not observation.command.strip()
         and observation.exit_code == STILL_RUNNING
-        and bool(observation.metadata.suffix)  # without one, nothing was running
+        and bool(observation.metadata.suffix)  # without a suffix, nothing was running
     )
 
 
 def after_wait(recent: RecentEvents, action: Trace, observation: Observation) -> RecentEvents:
-    """Forget how often a command was done that slept, and has shown something else than the last time."""
+    """Forget the earlier repetitions of a sleeping command if its output has changed."""
     if not (isinstance(observation, CmdOutputObservation) and SLEEPS.search(observation.command)):
         return recent
     seen = trace_of(observation, 0)
@@ -203,19 +205,21 @@ def after_wait(recent: RecentEvents, action: Trace, observation: Observation) ->
 
 
 def find_loop(recent: RecentEvents, policy: LoopPolicy) -> Loop | None:
-    """Return the loop that the latest events are in; the first pattern that fits, in OpenHands' order."""
+    """Return the loop in the latest events: the first matching pattern, in OpenHands' order."""
     return next(_patterns(recent, policy), None)
 
 
 def _patterns(recent: RecentEvents, policy: LoopPolicy) -> Iterator[Loop]:
-    actions, observations = recent.actions, recent.observations
+    actions = recent.actions
+    observations = recent.observations
     count = policy.action_observation
     if _has_equal(actions, count) and _has_equal(observations, count):
         yield Loop("repeating_action_observation", count, actions[-count].turn_id)
     count = policy.action_error
     if _has_equal(actions, count) and _has_errors(observations, count):
         yield Loop("repeating_action_error", count, actions[-count].turn_id)
-    count, messages = policy.monologue, recent.messages
+    count = policy.monologue
+    messages = recent.messages
     if _has_equal(messages, count):
         yield Loop("monologue", count, messages[-count].turn_id)
     count = policy.alternating_pattern
@@ -232,7 +236,7 @@ def _has_equal(traces: Sequence[Trace], count: int) -> bool:
 
 
 def _has_errors(observations: Sequence[Trace], count: int) -> bool:
-    """Say whether the last are all errors, or all the same syntax error in a cell."""
+    """Return whether the last observations are all errors, or all the same syntax error in a cell."""
     if len(observations) < count:
         return False
     traits = {observation.trait for observation in observations[-count:]}
@@ -251,7 +255,7 @@ def _with_condensation(recent: RecentEvents, trace: Trace) -> RecentEvents:
 
 
 def _digest(event: Event) -> str:
-    """Return a digest that is equal for events OpenHands takes for equal (2.2)."""
+    """Return a digest that is equal for events that OpenHands considers equal (2.2)."""
     blobs = event.blobs or {}
     compared: Any
     if isinstance(event, CmdOutputObservation):
@@ -263,15 +267,15 @@ def _digest(event: Event) -> str:
         plain = _plain(event)
         if plain is not None:
             return _short(plain)
-        # Without defaults, so that a field that is added later leaves the digests of older events as they are.
+        # Without defaults, so that a field added later leaves the digests of older events unchanged.
         compared = _stable(event.model_dump(mode="json", exclude=NOT_COMPARED, exclude_defaults=True), "", blobs)
     return _short(_JSON.encode([event.kind, compared]))
 
 
 def _plain(event: Event) -> str | None:
-    """Write down what is compared of an event that has only short texts, numbers and names, which is most of them.
+    """Encode the compared fields of an event that has only short texts, numbers and names, as most events have.
 
-    Every event of every step goes through here, and to dump one takes eight times as long.
+    Every event of every step passes through here; `model_dump` takes eight times as long.
     """
     if event.blobs and any(path.partition(".")[0] not in NOT_COMPARED for path in event.blobs):
         return None
@@ -292,13 +296,13 @@ def _plain(event: Event) -> str | None:
 
 @cache
 def _compared_fields(event_class: type[Event]) -> tuple[tuple[str, Any], ...]:
-    """The fields that count, with their defaults, by name: the order of a class's fields must not matter."""
+    """Return the compared fields with their defaults, sorted by name: the order of a class's fields must not matter."""
     fields = sorted(event_class.model_fields.items())
     return tuple((name, field.default) for name, field in fields if name not in NOT_COMPARED and not field.exclude)
 
 
 def _stable(value: Any, path: str, blobs: Mapping[str, BlobRef]) -> Any:
-    """Copy JSON values with the hash of each long text in its place."""
+    """Copy JSON values, with long texts replaced by their hashes."""
     if isinstance(value, str):
         return _text(value, path, blobs)
     if isinstance(value, dict):
@@ -330,7 +334,7 @@ def _trait(event: Event) -> str:
 
 
 def _syntax_error(content: str) -> str:
-    """Return what is the same in repetitions of one syntax error in a cell; empty for any other output."""
+    """Return the constant part of a repeated syntax error in a cell; empty for any other output."""
     lines = content.strip().split("\n")
     has_trailer = len(lines) >= 3 and all(map(str.startswith, lines[-2:], TRAILER))
     if not has_trailer:

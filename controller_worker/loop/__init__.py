@@ -1,4 +1,4 @@
-"""The shell around the core: claims conversations, performs what the core wants, appends the outcome.
+"""The loop around the core: claims conversations, performs effects, appends the outcome.
 
 Start with: conversation_loop.
 """

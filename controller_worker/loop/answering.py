@@ -1,35 +1,45 @@
-"""Effects that need more than the state: a person's answer, a workspace's survey, the agent's notes.
+"""Effects that need more than the state: a user's answer, a workspace's survey, the agent's notes.
 
-Holds: a note is in its notebook before the log says so.
-Does not: append what it returns; the loop does.
+Holds: the notebook is changed only by actions already in a log, before the log has their observations, and a change
+that is repeated after a crash has the same result. Notes are masked before they are stored.
+Does not: append the returned events; the loop does.
 """
 
 from __future__ import annotations
 
 from broker.contract import (
+    MAX_NOTES,
     NO_SKILLS,
     ChangeAgentStateAction,
     Event,
+    EventSource,
+    Note,
     NoteAction,
+    Notebook,
+    NoteObservation,
     Observation,
     RiskyAction,
     SystemMessageAction,
+    listed,
+    note_id_of,
 )
 from broker.coordination import Notebooks
 from broker.log import EventLog, Masked
+from broker.runtime import UsageError
 from controller_worker.agents import Agent
 from controller_worker.core import Append, CarryOut, Recall, State, TakeNote, carried_out, recalled, skills_read
 from controller_worker.loop.hooks import Hooks
-from controller_worker.loop.note_taking import notebook_of, noted
+
+NO_MEMORY = "This conversation keeps no notes."
 
 
 async def answered(
     log: EventLog, notebooks: Notebooks, hooks: Hooks, state: State, wanted: Recall | CarryOut | TakeNote
 ) -> Append:
-    """Return the events that an answer leads to: a person's, a surveyed workspace's, or the notebook's.
+    """Return the events that an answer leads to: the answer of a user, a survey or the notebook.
 
     Raises:
-        CorruptEntry: an entry, or a text kept beside the log, is damaged or missing.
+        CorruptEntry: an entry or a blob is damaged or missing.
     """
     if isinstance(wanted, Recall):
         survey = await event_of(log, state.setup.conversation_id, wanted.survey_id) if wanted.survey_id else None
@@ -39,7 +49,7 @@ async def answered(
     if isinstance(wanted, TakeNote):
         asked = await event_of(log, state.setup.conversation_id, wanted.action_id)
         masker = await log.masker(state.setup.conversation_id)
-        (masked,) = (await Masked.of([asked], masker)).events  # it may hold a newer secret
+        (masked,) = (await Masked.of([asked], masker)).events  # it may contain a newer secret
         assert isinstance(masked, NoteAction)
         return await noted(notebooks, state, masked)
     action = await event_of(log, state.setup.conversation_id, wanted.action_id)
@@ -47,12 +57,12 @@ async def answered(
     assert isinstance(action, RiskyAction)
     assert isinstance(answer, ChangeAgentStateAction)
     carried = carried_out(state, action, answer)
-    is_another = bool(answer.edited) and not carried.answers  # hooks have been asked about the action as it was
+    is_another = bool(answer.edited) and not carried.answers  # the hooks were asked about the unedited action
     return await hooks.reviewed(state, carried.events) if is_another else carried
 
 
 def greeting(agent: Agent, state: State) -> Append:
-    """The system message an agent begins with."""
+    """Return the system message of an agent."""
     return Append(
         (
             SystemMessageAction(
@@ -65,6 +75,57 @@ def greeting(agent: Agent, state: State) -> Append:
 
 
 async def event_of(log: EventLog, conversation_id: str, event_id: int) -> Event:
-    """Return one event with the whole of its long texts; raises what `answered` does."""
+    """Return one event with its blobs inlined; raises like `answered`."""
     (event,) = await log.read(conversation_id, after=event_id - 1, until=event_id)
     return await log.blobs.whole(conversation_id, event)
+
+
+def notebook_of(state: State) -> Notebook | None:
+    """Return the notebook of a conversation, or None."""
+    memory = state.setup.agent.memory
+    return None if memory is None else Notebook.of(memory, tenant=state.setup.tenancy.tenant)
+
+
+async def noted(notebooks: Notebooks, state: State, action: NoteAction) -> Append:
+    """Carry out an action on the notebook and return its observation. Idempotent.
+
+    Args:
+        action: the action, as read from the log.
+    """
+    notebook = notebook_of(state)
+    if notebook is None:
+        found = NoteObservation(content=NO_MEMORY)
+    else:
+        found = await _done(notebooks, notebook, state.setup.conversation_id, action)
+    answer: Observation = found.model_copy(
+        update={
+            "source": EventSource.AGENT,
+            "cause": action.id,
+            "tool_call_metadata": action.tool_call_metadata,
+        }
+    )
+    return Append((answer,))
+
+
+async def _done(notebooks: Notebooks, notebook: Notebook, conversation_id: str, action: NoteAction) -> NoteObservation:
+    match action.command:
+        case "write":
+            note = Note(
+                id=action.note_id or note_id_of(conversation_id, action.id),
+                text=action.text,
+                keywords=action.keywords,
+                written=action.timestamp,
+                conversation_id=conversation_id,
+            )
+            try:
+                await notebooks.write(notebook, note)
+            except UsageError as error:
+                return NoteObservation(content=f"The note was not written. {error.message} {error.remedy}")
+            return NoteObservation(content=f"Noted under the id {note.id}.", written=note)
+        case "forget":
+            if await notebooks.forget(notebook, action.note_id):
+                return NoteObservation(content=f"The note {action.note_id} is forgotten.", forgotten=action.note_id)
+            return NoteObservation(content=f"There is no note {action.note_id} (any more).", forgotten=action.note_id)
+    notes = await notebooks.notes(notebook)
+    count = f"{len(notes)} of at most {MAX_NOTES} notes:\n" if notes else "There are no notes."
+    return NoteObservation(content=count + listed(notes))

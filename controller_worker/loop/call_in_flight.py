@@ -1,7 +1,7 @@
-"""The model call of one conversation in flight: its start as a chain of steps, its task and its answer.
+"""The model call of one conversation in flight: the chain of steps to its start, its task and its answer.
 
-Holds: one call at a time; an answer waits here until the log has it; a call that was cancelled leaves no answer.
-Does not: append anything; `start` and `events` return what the loop appends.
+Holds: one call at a time. An answer stays here until the log has it. A cancelled call leaves no answer.
+Does not: append; `start` and `events` return the events for the loop to append.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from controller_worker.providers import Completion, NoResponseError, prompt_toke
 from controller_worker.security import assessed
 
 WARM = 1.0
-"""The temperature after an empty reply, where none is set: the same question would be answered the same (6.3)."""
+"""The temperature after an empty reply, if none is set: the same question would get the same answer (6.3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class ModelAnswer:
     """The outcome of one call.
 
     Attributes:
-        estimated_tokens: of its prompt; None where they do not matter.
+        estimated_tokens: our estimate for its prompt; None if not needed.
         traceparent: the span of the call; None without tracing.
     """
 
@@ -62,7 +62,7 @@ class ModelAnswer:
     traceparent: str | None = None
 
     def events(self, state: State, agent: Agent) -> tuple[Event, ...]:
-        """Return the events of the answer, with the risk of each action; to be appended behind `state.version`."""
+        """Return the events of the answer, with the risk of each action, to append after `state.version`."""
         if isinstance(self.result, ModelCallFailed | ModelCallDeferred):
             return (self.result,)
         reply = reply_of(
@@ -81,10 +81,10 @@ class CallInFlight:
     """The model call of one conversation, or none.
 
     Args:
-        on_answer: called when the answer is there.
+        on_answer: called when the answer is available.
 
     Attributes:
-        answer: of the latest call, until the log has it.
+        answer: the answer of the latest call, until the log has it.
     """
 
     def __init__(self, services: Services, ownership: Ownership, on_answer: Callable[[], None]) -> None:
@@ -95,7 +95,7 @@ class CallInFlight:
 
     @property
     def is_running(self) -> bool:
-        """Whether a model is being asked, or the call is being prepared."""
+        """Whether a call is in flight or being prepared."""
         return self._task.is_running
 
     async def start(
@@ -113,11 +113,12 @@ class CallInFlight:
 
         Args:
             is_watched: a client follows the reply while the model writes it.
-            before_waiting: called before a step waits for something outside this conversation; idempotent.
-            traceparent: the span that the call belongs to.
+            before_waiting: called before a step waits for anything outside this conversation; idempotent.
+            traceparent: the parent span of the call.
 
         Returns:
-            `Append` of what the log needs before the call, or in its place; `Wait` for the next wake; `Started`.
+            `Append` with events that the log needs before the call, or in its place; `Wait` for the next wake;
+            `Started`.
         """
         self.permit.is_woken = False
         return await START(
@@ -138,13 +139,13 @@ class CallInFlight:
         )
 
     def take_news(self) -> bool:
-        """Return whether the loop has to look again: for an answer, a preparation that has ended, or a permit."""
+        """Return whether the loop must continue: because of an answer, a finished preparation, or a permit."""
         is_prepared = self._task.take_prepared()
         is_woken = self.permit.take_wake()
         return is_prepared or is_woken or self.answer is not None
 
     async def events(self, answer: ModelAnswer, state: State, agent: Agent) -> Append | None:
-        """Return what the answer leads to. None: the conversation was stopped meanwhile, and the answer is dropped."""
+        """Return the events of the answer. None: the conversation was stopped meanwhile; the answer is dropped."""
         if state.lifecycle.agent_state in (AgentState.STOPPED, AgentState.ERROR):
             self.answer = None
             await self.permit.charge(state, None)
@@ -152,26 +153,27 @@ class CallInFlight:
         return await self._services.hooks.reviewed(state, answer.events(state, agent))
 
     async def end(self, answer: ModelAnswer, state: State) -> None:
-        """Settle the call, now that the log has its answer."""
+        """Settle the call after its answer was appended."""
         self.answer = None
         if isinstance(answer.result, ModelCallDeferred):
-            self.permit.is_refused, self.permit.is_woken = True, False
+            self.permit.is_refused = True
+            self.permit.is_woken = False
         else:
             await self.permit.charge(state, answer.result)
 
     def cancel(self, state: State) -> None:
-        """End a call whose answer is no longer wanted."""
+        """Cancel a call whose answer is no longer needed."""
         if self._task.cancel():
             self.answer = None
             self.permit.abandon(state)
 
     async def give_up(self, state: State) -> None:
-        """End a call whose answer is no longer wanted, and the wait for one: another question takes its place."""
+        """Cancel the call and its permit wait: another question replaces it."""
         self.cancel(state)
         await self.permit.withdraw(state, is_over=True)
 
     def abandon(self, state: State) -> None:
-        """End the call, and give back what it has or would have had: the conversation is gone."""
+        """Cancel the call and release its permit or its place in the queue: the conversation has left this worker."""
         self._task.cancel()
         self.permit.abandon(state)
 
@@ -195,7 +197,7 @@ class CallInFlight:
             return ModelAnswer(call.wanted, call.question, failure)
 
     async def _answer(self, call: PendingCall) -> ModelAnswer:
-        """Ask once; a failure is an answer too, and so is a wait for a batch."""
+        """Make the call once. A failure is an answer too, and so is a wait for a batch."""
         services = self._services
         wanted = call.wanted
         state = call.state
@@ -226,7 +228,7 @@ class CallInFlight:
     def _estimate(
         self, state: State, question: Question, result: Completion | ModelCallFailed | ModelCallDeferred
     ) -> int | None:
-        """Return what was estimated of the prompt, and let later estimates learn from what it was."""
+        """Return the estimated tokens of the prompt, and correct later estimates with the actual count."""
         if not isinstance(result, Completion):
             return None
         if state.usage.max_budget_usd is None and not self.permit.counts_tokens:
@@ -243,17 +245,18 @@ async def _start_call(call: PendingCall) -> StartOutcome:
 
 START = make_chain(
     [
-        # First: a call that a batch has needs no question.
+        # First: a call in a batch needs no question.
         wait_for_batch,
-        # Around the question: a router cannot choose a model whose client it needs for that.
+        # Around the question: a router needs a client to choose a model, and that client may be missing.
         make_missing_client,
-        # Before all that depends on the model and on the size of the prompt.
+        # Before all steps that depend on the model and on the size of the prompt.
         make_question,
-        # Before the budget: its estimate is as good as the size of the prompt.
+        # Before the budget: its estimate is based on the size of the prompt.
         count_prompt,
         # Before the permit: a call that the budget refuses takes no place in the queue of a quota.
         check_own_budget,
-        # Before the steps that wait for others: no death of this worker counts against the conversation from now on.
+        # Before the steps with external waits: from here on, a death of this worker does not count against the
+        # conversation.
         note_waiting,
         # Before the permit, which must not wait for a client: the quota counts it as used at once.
         require_client,
@@ -262,4 +265,4 @@ START = make_chain(
     ],
     last=_start_call,
 )
-"""The way of a call to its start. A step ends it with `Append`, `Wait` or `Started`, or passes the call on."""
+"""The steps to the start of a call. A step ends it with `Append`, `Wait` or `Started`, or passes the call on."""

@@ -1,8 +1,8 @@
 """The consumer of a controller worker: claims conversations, wakes them, and gives them back.
 
-Holds: about `max_conversations` at a time, and those that only wait make room for those that wait for a worker, batch
-work first; a few places are kept for interactive ones, see `Places`; a lost wake-up is found within seconds; a worker
-that was swept drops all it had and starts over under a new name.
+Holds: about `max_conversations` at a time. Waiting conversations make room for those that need a worker, batch work
+first. A few slots are reserved for interactive ones, see `Places`. A lost wake-up is found within seconds. A swept
+worker drops everything and starts over under a new name.
 Does not: decide anything about a conversation; see `conversation_loop`.
 """
 
@@ -35,7 +35,7 @@ from broker.secrets import Secrets
 from broker.store import ShardKeys, Store, open_store
 from controller_worker.agents import known_agents
 from controller_worker.loop.conversation_loop import ConversationLoop
-from controller_worker.loop.hook_table import load_hooks
+from controller_worker.loop.hooks import load_hooks
 from controller_worker.loop.sdk.sessions import Sessions
 from controller_worker.loop.services import Services
 from controller_worker.model import Models
@@ -47,20 +47,20 @@ UPKEEP_SECONDS = 1.0
 CHECK_NEWS_EVERY = 2
 CHECK_DISPATCH_AFTER_SECONDS = 6.0
 MAKE_ROOM_FOR = 256
-"""How many waiting conversations a full worker gives back each second: batch work first, then the longest wait."""
+"""Waiting conversations that a full worker releases per second: batch work first, then the longest wait."""
 SHOWN_LOST = 5
 QUOTAS_NAMED = 50
-"""How many of its quotas a worker reports."""
+"""Number of quotas that a worker reports."""
 IGNORED_NAMED = 10
-"""How many settings without effect a worker reports."""
+"""Number of settings without effect that a worker reports."""
 BEGIN_AT_ONCE = 32
-"""How many conversations may be restoring at once; the others are left to other workers."""
+"""Conversations that may be restoring at once; the others are left to other workers."""
 
 _log = logging.getLogger(__name__)
 
 
 class ControllerConsumer:
-    """Everything a controller worker does; a `LoopService`."""
+    """The controller worker's `LoopService`."""
 
     def __init__(self, settings: ControllerSettings) -> None:
         self._settings = settings
@@ -91,7 +91,7 @@ class ControllerConsumer:
             await store.aclose()
 
     def services(self, store: Store) -> Services:
-        """Return what the conversations of this worker share, on a store."""
+        """Return the services that this worker's conversations share, on a store."""
         settings = self._settings
         return Services(
             store,
@@ -104,23 +104,23 @@ class ControllerConsumer:
         )
 
     async def begin(self, services: Services) -> Incarnation:
-        """Begin a life under a new name; `run` does, and simulations do on their own stores."""
+        """Start a worker session under a new name. Called by `run`, and by simulations on their own stores."""
         self._incarnation = Incarnation(services, self._settings)
         if self._is_draining:
             await self._incarnation.drain()
         return self._incarnation
 
     async def drain(self) -> int:
-        """Take no more conversations and give back those that only wait, now and as soon as they do.
+        """Stop claiming; give back waiting conversations, now and whenever one starts to wait.
 
         Returns:
-            How many are left.
+            Number of conversations left.
         """
         self._is_draining = True
         return await self._incarnation.drain() if self._incarnation is not None else 0
 
     def conversation_ids(self) -> list[str]:
-        """Return what this worker owns now."""
+        """Return the ids of the conversations that this worker owns."""
         return sorted(self._incarnation.loops) if self._incarnation is not None else []
 
     def report(self) -> Mapping[str, Any]:
@@ -138,7 +138,7 @@ class ControllerConsumer:
 
 
 class Incarnation:
-    """One life of the worker under one name."""
+    """One session of the worker under one name."""
 
     def __init__(self, services: Services, settings: ControllerSettings) -> None:
         self.worker_id = new_worker_id("controller")
@@ -174,9 +174,10 @@ class Incarnation:
         self._has_begun = asyncio.Event()
 
     async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
-        """Work until stopped or swept; `on_beat` gets the progress at each beat."""
+        """Work until stopped or swept; `on_beat` receives the progress at each heartbeat."""
         await self.membership.register()
-        store, settings = self._services.store, self._settings
+        store = self._services.store
+        settings = self._settings
         if settings.tenants.rules or settings.admit_memory is not None:
             await publish(store, settings.tenants, settings.admit_memory)
         try:
@@ -190,7 +191,7 @@ class Incarnation:
                 group.create_task(cancel_when(stop, tasks))
         except* OwnershipLost:
             self._lost += self.loops
-            _log.warning("%s was presumed dead; starting over", self.worker_id)
+            _log.warning("worker %s was presumed dead; it starts over under a new name", self.worker_id)
             for loop in list(self.loops.values()):
                 await loop.look_back()
         finally:
@@ -201,7 +202,7 @@ class Incarnation:
             await self.membership.leave()
 
     async def drain(self) -> int:
-        """Take no more conversations; see `ControllerConsumer.drain`."""
+        """Stop claiming; see `ControllerConsumer.drain`."""
         self.is_draining = True
         self._takes_more.clear()
         for loop in list(self.loops.values()):
@@ -209,7 +210,7 @@ class Incarnation:
         return len(self.loops)
 
     async def _beat(self, on_beat: Callable[[int], None]) -> None:
-        """Send the heartbeat, from the very loop that does this worker's work."""
+        """Send the heartbeat from the same event loop that does this worker's work."""
         while True:
             failpoint("controller.beat")
             on_beat(self.progress)
@@ -239,7 +240,7 @@ class Incarnation:
         failpoint("controller.before_claim")
         try:
             claimed = await self._services.owners.claim(conversation_id, self.worker_id, ready_entry=entry)
-        except (StoreError, ValueError):  # damaged keys of one conversation concern no other
+        except (StoreError, ValueError):  # damaged keys of one conversation affect no other
             _log.exception("conversation %s cannot be claimed", conversation_id, extra=about(conversation_id))
             return
         if isinstance(claimed, Claimed):
@@ -250,10 +251,10 @@ class Incarnation:
             await self._wake(conversation_id)
 
     async def _wake(self, conversation_id: str, carried: CarriedEvent | None = None) -> None:
-        """Wake a conversation that is ours; take it up if the reply to its claim was lost, or if it was dropped.
+        """Wake an owned conversation. Claim it again if the reply to its claim was lost, or if it was dropped.
 
         Args:
-            carried: the event that came with the notification.
+            carried: the event delivered with the notification.
         """
         if conversation_id not in self.loops:
             claimed = await self._resumed(conversation_id)
@@ -269,12 +270,12 @@ class Incarnation:
         try:
             return await self._services.owners.resume_claim(conversation_id, self.worker_id)
         except (StoreError, ValueError):
-            _log.exception("conversation %s cannot be taken up again", conversation_id, extra=about(conversation_id))
+            _log.exception("conversation %s cannot be claimed again", conversation_id, extra=about(conversation_id))
             return None
 
     def _begin(self, claimed: Claimed) -> None:
         cid = claimed.ownership.conversation_id
-        _log.info("conversation %s is taken", cid, extra=about(cid))
+        _log.info("conversation %s is claimed", cid, extra=about(cid))
         loop = ConversationLoop(claimed, self._services, on_gone=self._forget)
         self.loops[loop.conversation_id] = loop
         is_first = loop.rank == 0
@@ -297,7 +298,7 @@ class Incarnation:
             await mailbox.aclose()
 
     async def _keep_up(self) -> None:
-        """Find what wake-ups have missed, check on actions that take long, and release what only waits."""
+        """Find events with lost wake-ups, check slow actions, and release idle conversations."""
         round_number = 0
         checked: dict[str, float] = {}
         while True:
@@ -308,15 +309,15 @@ class Incarnation:
                 await self._look_again()
                 checked = {cid: at for cid, at in checked.items() if cid in self.loops}
                 await self._look_at_idle(checked, has_news=round_number % CHECK_NEWS_EVERY == 0)
-            except (StoreRefused, *CANNOT_BE_READ):  # damaged keys end no worker
-                _log.exception("the upkeep of %s failed", self.worker_id)
+            except (StoreRefused, *CANNOT_BE_READ):  # damaged keys must not stop the worker
+                _log.exception("the maintenance of %s failed", self.worker_id)
 
     async def _look_at_idle(self, checked: dict[str, float], *, has_news: bool) -> None:
-        """Wake what has missed news, and check on or release what waits.
+        """Wake conversations with missed events; check or release the idle ones.
 
         Args:
-            checked: when it was last checked on each conversation's actions, by the monotonic clock.
-            has_news: whether to ask for news.
+            checked: when each conversation's actions were last checked, by the monotonic clock.
+            has_news: whether to ask the store for new events.
         """
         idle = [loop for loop in self.loops.values() if loop.is_idle]
         if idle and has_news:
@@ -328,7 +329,8 @@ class Incarnation:
         idle.sort(key=lambda loop: (-loop.rank, loop.waiting_since))
         surplus = self._surplus()
         for position, loop in enumerate(idle):
-            cid, waited = loop.conversation_id, now - loop.waiting_since
+            cid = loop.conversation_id
+            waited = now - loop.waiting_since
             if position < surplus or waited > self._idle_seconds:
                 await loop.release_idle()
             elif waited > CHECK_DISPATCH_AFTER_SECONDS and now - checked.get(cid, 0.0) > waited / 2:
@@ -336,11 +338,12 @@ class Incarnation:
                 loop.check_dispatch()
 
     async def _look_again(self) -> None:
-        """Take up what the store says is ours, and check all that we have, if the store was away."""
+        """After an outage of the store, claim the conversations that it assigns to us, and check all owned ones."""
         connects = self._services.store.connection.connects
         if connects != self._connects:
             self._connects = connects
-            # An older state of the store gives us conversations that we have given up since, and nobody else takes.
+            # An older state of the store may assign us conversations that we have released; no other worker claims
+            # them.
             self._unsure |= set(await self._services.owners.owned(self.worker_id)) - self.loops.keys()
             for loop in list(self.loops.values()):
                 loop.check_dispatch()
@@ -348,14 +351,14 @@ class Incarnation:
             await self._wake(self._unsure.pop())
 
     def _say_lost(self) -> None:
-        """Say in one line which conversations have another owner since the last look: there may be hundreds."""
+        """Log conversations with a new owner in one line: there may be hundreds."""
         lost, self._lost = self._lost, []
         if lost:
             more = f" and {len(lost) - SHOWN_LOST} more" if len(lost) > SHOWN_LOST else ""
-            _log.warning("lost to other workers: conversation %s%s", ", ".join(lost[:SHOWN_LOST]), more)
+            _log.warning("conversations taken over by other workers: %s%s", ", ".join(lost[:SHOWN_LOST]), more)
 
     def _surplus(self) -> int:
-        """Return how many conversations that only wait are to go at once."""
+        """Return how many idle conversations to release at once."""
         if self.is_draining:
             return len(self.loops)
         return 0 if self._places.free(is_first=False) else MAKE_ROOM_FOR

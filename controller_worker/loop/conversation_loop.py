@@ -1,12 +1,13 @@
 """The loop of one conversation: claim, fold, ask the core, perform, append, wait.
 
-Between two pieces of news a conversation is an object without a task: waiting for a tool or a person costs memory
-only, and after a while not even that. A model call is the only thing that keeps a task.
+While it waits for a tool or a user, a conversation is an object with no asyncio task. After a while it is released and
+uses no memory. Only a model call keeps a task.
 
-Holds: a conversation that has another owner is dropped at once and writes nothing; an unforeseen error becomes an event
-of its conversation and touches no other.
-Does not: retry model calls by sleeping. A failed call is an event with the time of the next one, and the conversation
-is parked until then.
+Holds: a conversation with another owner is dropped at once and writes nothing. An unforeseen error becomes an event of
+its conversation and affects no other. At the deadline of a conversation with a time limit, an alarm ends a tool or a
+model call that is in flight.
+Does not: retry model calls by sleeping. A failed call is an event with the time of the next attempt, and the
+conversation is parked until then.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ from functools import partial
 
 from broker.contract import AgentState, is_settled
 from broker.coordination import CarriedEvent, Claimed, CrashAttribution
-from broker.runtime import CONVERSATION, OwnershipLost
+from broker.runtime import CONVERSATION, Clock, OwnershipLost
 from controller_worker.core import Append, State, concern_wanting, ends_call, next_effect
-from controller_worker.loop.alarm import Alarm
 from controller_worker.loop.call_in_flight import CallInFlight
 from controller_worker.loop.failed_conversation import rest_in_error
 from controller_worker.loop.owned_log import Gone, OwnedLog, TakenOver
@@ -31,23 +31,46 @@ from controller_worker.loop.services import Services
 _log = logging.getLogger(__name__)
 
 MAX_ROUNDS = 16
-"""Rounds in which neither the log grows nor an errand is done. One or two are usual; more mean an endless loop."""
+"""Rounds in which neither the log grows nor a side effect runs. One or two are usual; more mean an endless loop."""
+
+
+class Alarm:
+    """Rings when the conversation's time is up."""
+
+    def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
+        self._clock = clock
+        self._ring = ring
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, state: State) -> None:
+        """Set the alarm to the conversation's deadline, if it works and has one. This replaces an earlier setting."""
+        self.cancel()
+        deadline = state.usage.deadline
+        if deadline is not None and not is_settled(state.lifecycle.agent_state):
+            left = (deadline - self._clock.now()).total_seconds()
+            self._timer = asyncio.get_running_loop().call_later(max(left, 0.0), self._ring)
+
+    def cancel(self) -> None:
+        """Cancel the alarm."""
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 class ConversationLoop:
-    """One conversation in the hands of this worker.
+    """One conversation owned by this worker.
 
     Attributes:
-        is_to_begin_again: once it is dropped, look whether the conversation is this worker's: its log has lost its end,
-            or the store was away, and an older state of it may name this worker as the owner under another token; or it
-            could not be given up, because news came again and again.
+        is_to_begin_again: after a drop, check whether this worker still owns the conversation. Set if its log has lost
+            its tail; if the store was away, because an older state of it may name this worker as the owner under
+            another token; or if the conversation could not be released because new events kept arriving.
         is_lost: it has another owner.
         rank: of its priority; 0 goes first.
     """
 
     def __init__(self, claimed: Claimed, services: Services, *, on_gone: Callable[[ConversationLoop], None]) -> None:
         self.conversation_id = claimed.ownership.conversation_id
-        self.is_to_begin_again = self.is_lost = False
+        self.is_to_begin_again = False
+        self.is_lost = False
         self.rank = claimed.rank
         self._turn = services.steps.turn_of(claimed)
         self._services = services
@@ -65,7 +88,7 @@ class ConversationLoop:
 
     @property
     def state(self) -> State:
-        """The conversation as far as its log was read."""
+        """The state of the conversation, up to the last event read."""
         return self._log.state
 
     @property
@@ -75,23 +98,23 @@ class ConversationLoop:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has nothing to do before the next piece of news."""
+        """Whether the conversation has nothing to do before its next event."""
         is_at_work = self._call.is_running or self._sdk.is_awaited
         return (self._task is None or self._task.done()) and not is_at_work
 
     def begin(self) -> asyncio.Task[None]:
-        """Take it up; what is returned ends when there is nothing to do before the next piece of news."""
+        """Claim the conversation. The returned task ends when there is nothing to do before the next event."""
         self._task = asyncio.create_task(self._run(), name=f"begin {self.conversation_id}")
         return self._task
 
     def wake(self, *, has_new_events: bool = True, carried: CarriedEvent | None = None) -> None:
-        """Read what is new, then do what is wanted.
+        """Read new events, then perform the effects.
 
         Args:
-            carried: the only new event, if it came with the notification.
+            carried: the only new event, if it was delivered with the notification.
         """
         if self._is_gone:
-            return  # its new owner must not be outbid by one more model call
+            return  # this worker must not start another model call beside the new owner
         if carried is not None:
             self._log.carry(carried)
         else:
@@ -101,18 +124,18 @@ class ConversationLoop:
             self._task = asyncio.create_task(self._run(), name=f"step {self.conversation_id}")
 
     def check_dispatch(self) -> None:
-        """Make sure that the actions waited for are really with a tool worker, and delegates at work."""
+        """Ensure that a tool worker has the pending actions, and that delegates are running."""
         self._performer.forget()
         self.wake()
 
     async def release_idle(self) -> None:
-        """Give up a conversation that only waits; its next piece of news brings it back, here or elsewhere."""
+        """Release an idle conversation; its next event brings it back, on any worker."""
         if self.is_idle and not self._is_gone:
             self._task = asyncio.create_task(self._run(is_release=True), name=f"release {self.conversation_id}")
             await self._task
 
     async def look_back(self, error: Exception | None = None) -> bool:
-        """Return whether the log has lost what was read of it, and name the gap; `error` may be the sign of it."""
+        """Return whether the log has lost events that were read, and record the gap; `error` may be the sign of it."""
         is_lost = await self._log.name_lost_tail(error)
         self.is_to_begin_again = is_lost or self._log.has_reconnected
         return is_lost
@@ -145,7 +168,7 @@ class ConversationLoop:
             self.drop()
 
     async def _advance(self) -> None:
-        """Do what is wanted until there is nothing left to do for now; others have their turn between two steps."""
+        """Perform effects until nothing is left to do for now; other conversations take turns between two steps."""
         await self._turn.take()
         try:
             await self._step_on()
@@ -153,12 +176,15 @@ class ConversationLoop:
             self._turn.give()
 
     async def _step_on(self) -> None:
-        seen, rounds = (-1, 0), 0
+        seen = (-1, 0)
+        rounds = 0
         while True:
             await self._catch_up()
             before, seen = seen, (self.state.version, len(self._performer.done))
             rounds = rounds + 1 if seen == before else 0
-            assert rounds < MAX_ROUNDS, self._endless()
+            if rounds >= MAX_ROUNDS:
+                concern = concern_wanting(self.state, self._services.store.clock.now())
+                raise AssertionError(f"endless loop of the decision {concern} at version {self.state.version}")
             if not await self._step():
                 await self._suspicion.rest()
                 has_news = self._log.has_news, self._call.take_news(), self._sdk.take_news()
@@ -167,12 +193,8 @@ class ConversationLoop:
                 rounds = -1
             await self._turn.take_next()
 
-    def _endless(self) -> str:
-        concern = concern_wanting(self.state, self._services.store.clock.now())
-        return f"no end to what {concern} wants at version {self.state.version}"
-
     async def _catch_up(self) -> None:
-        """Restore the log at first, then fold in what is new."""
+        """Restore the log at first, then fold in new events."""
         await self._suspicion.act()
         if not self._log.is_restored:
             await self._log.restore()
@@ -180,8 +202,9 @@ class ConversationLoop:
         await self._log.catch_up()
 
     async def _step(self) -> bool:
-        """Append what the model answered; else perform what the core wants. False: there is only to wait."""
-        answer, state = self._call.answer, self.state
+        """Append the model's answer, or perform the next effect. Return False if there is only a wait left."""
+        answer = self._call.answer
+        state = self.state
         if answer is not None:
             wanted = await self._call.events(answer, state, self._log.agent)
             if wanted is not None and await self._append(wanted):
@@ -194,19 +217,19 @@ class ConversationLoop:
         return then is not Then.WAIT
 
     async def _append(self, wanted: Append) -> bool:
-        """Append; False if the log has grown, so that the core has to be asked again."""
+        """Append; return False if the log has grown, so that the core must decide again."""
         before = self.state.lifecycle.agent_state
         commit = await self._log.append(wanted)
         if commit is None:
             return False
         if is_settled(after := self.state.lifecycle.agent_state) and after is not before:
             _log.info("conversation %s settles as %s at event %d", self.conversation_id, after, self.state.version)
-        self._suspicion.clear()  # an append takes the mark and the crashes away
+        self._suspicion.clear()  # an append clears the mark and the crash count
         self._performer.note(commit)
         if self.state.lifecycle.agent_state in (AgentState.STOPPED, AgentState.ERROR):
             self._call.cancel(self.state)
         elif any(map(ends_call, commit.events)):
             await self._call.give_up(self.state)
-        if not commit.is_partial:  # else it would hold all that is still to be appended
+        if not commit.is_partial:  # else it would keep all events of the remaining appends
             await self._log.save_snapshot()
         return True

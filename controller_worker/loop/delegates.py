@@ -1,7 +1,7 @@
-"""The delegates of a conversation, which are conversations too: begun, paused and stopped with it, reported.
+"""The delegates of a conversation, which are conversations too: start, pause and stop them with it, report their ends.
 
-Holds: everything is repeated after a crash, and everything is written once: a delegate's id follows from its parent's
-and the action's, and every append to another log has its own key.
+Holds: every operation is repeated after a crash and written once: a delegate's id is derived from its parent's id and
+the action's, and every append to another log has its own key.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ T = TypeVar("T")
 
 TASK = "TASK: {task}"
 TIME_SHARE = 0.9
-"""Of the time that a parent has left: it passes for both of them, and the parent needs some for the result."""
+"""Share of the parent's remaining time: it passes for both, and the parent needs some for the result."""
 AT_ONCE = 16
-"""So many delegates of one conversation are started, or get an order, at the same time."""
+"""Delegates of one conversation that are started or notified at the same time."""
 FIRST_MESSAGE = 2
-"""The event in a delegate's log that holds its task."""
+"""The event in a delegate's log that contains its task."""
 WAITS_FOR_PERSON = frozenset({AgentState.AWAITING_USER_INPUT, AgentState.AWAITING_USER_CONFIRMATION})
 
 
@@ -63,7 +63,7 @@ class Delegates:
         self._clock = store.clock
 
     async def start(self, state: State, delegates: Sequence[Delegate]) -> list[Observation | None]:
-        """Make sure that delegates exist; return for each what answers its action, None while the step awaits its end.
+        """Ensure that delegates exist. Return for each the answer to its action, or None while the step awaits its end.
 
         Idempotent.
         """
@@ -80,7 +80,7 @@ class Delegates:
         return answering(delegate, SuccessObservation(content=STARTED.format(agent=delegate.agent, id=delegate.id)))
 
     async def start_again(self, state: State, delegate_ids: Collection[int]) -> None:
-        """Make sure that delegates in the background exist; report an agent that is not known here as its end.
+        """Ensure that background delegates exist; report an unknown agent as the end of its delegate.
 
         Idempotent.
         """
@@ -91,7 +91,7 @@ class Delegates:
     async def _start_again(self, state: State, delegate: Delegate) -> None:
         try:
             await self._begin(state, delegate)
-        except UsageError as error:  # an agent that is known where the fork comes from
+        except UsageError as error:  # an agent that is known where the fork was made
             parent = Parent(conversation_id=state.setup.conversation_id, delegate_id=delegate.id)
             ended = DelegateEnded(
                 delegate_id=delegate.id,
@@ -102,7 +102,7 @@ class Delegates:
             await _append_once(self._log, parent, ended)
 
     async def tell(self, state: State, order: TellDelegates) -> None:
-        """Ask the delegates to pause, to resume or to stop, as their parent does. Idempotent."""
+        """Ask the delegates to pause, resume or stop with their parent. Idempotent."""
         concerned = [
             delegate
             for delegate in state.delegation.delegates
@@ -113,13 +113,13 @@ class Delegates:
     async def _tell(self, state: State, order: TellDelegates, delegate: Delegate) -> None:
         parent_id = state.setup.conversation_id
         request = ChangeAgentStateAction(agent_state=order.state, source=EventSource.ENVIRONMENT)
-        with contextlib.suppress(UnknownConversation):  # it was never begun
+        with contextlib.suppress(UnknownConversation):  # the delegate was never started
             delegate_id = delegate_conversation(parent_id, delegate.id)
             if not order.takes_back or await self._is_paused_by_parent(delegate_id):
                 await self._log.append(delegate_id, [request], key=f"order:{parent_id}:{order.order_id}:{order.state}")
 
     async def _is_paused_by_parent(self, delegate_id: str) -> bool:
-        """Say whether the last that a delegate was asked is to pause, and its parent asked it."""
+        """Return whether the last request to a delegate is its parent's request to pause."""
         last = await find_latest_event(self._log.store, delegate_id, ChangeAgentStateAction)
         asked = (last.agent_state, last.source) if last is not None else None
         return asked == (AgentState.PAUSED, EventSource.ENVIRONMENT)
@@ -150,10 +150,10 @@ class Delegates:
             ),
         )
         message = MessageAction(content=task, source=EventSource.USER)
-        # A directory means the same only where its parent works.
+        # A directory name is only valid on the node of the parent.
         await self._stored_files.lend(state.setup.conversation_id, conversation_id, state.setup.workspace.source)
         node = (await self._conversations.row(state.setup.conversation_id)).node if state.setup.workspace.path else ""
-        if self._log.secrets is not None:  # before its first event, in which they are to be hidden
+        if self._log.secrets is not None:  # before its first event, so that they are masked in it
             await self._log.secrets.lend(state.setup.conversation_id, conversation_id)
         outcome = await self._log.create(created, [message], key=f"delegate:{delegate.id}", node=node)
         if isinstance(outcome, Duplicate) and not await _has_task(self._log, conversation_id, task):
@@ -165,10 +165,10 @@ class Delegates:
 
 
 async def _for_each(delegates: Sequence[Delegate], work: Callable[[Delegate], Awaitable[T]]) -> list[T]:
-    """Do something with each delegate, with a few at the same time, and return the results in order.
+    """Call a function for each delegate, a few at the same time, and return the results in order.
 
     Raises:
-        Exception: the first that was raised, once nothing is under way any more.
+        Exception: the first one raised, after all calls have ended.
     """
     results: list[T] = []
     for at in range(0, len(delegates), AT_ONCE):
@@ -211,9 +211,9 @@ async def report(log: EventLog, state: State, parent: Parent) -> None:
 
 
 async def _name_lost_request(log: EventLog, state: State, parent: Parent) -> bool:
-    """Return whether the parent's log has lost the action that asked for this delegate, and name the gap if so.
+    """Return whether the parent's log has lost the action that asked for this delegate, and record the gap if so.
 
-    Another action may have its number by now, and is not to be answered with this delegate's result.
+    Another action may have its number by now and must not get this delegate's result.
     """
     asked: Event | None = None
     try:
@@ -231,14 +231,14 @@ async def _name_lost_request(log: EventLog, state: State, parent: Parent) -> boo
 
 
 async def _has_task(log: EventLog, delegate_conversation_id: str, task: str) -> bool:
-    """Say whether a delegate was begun with this task; a secret may have come between the two texts."""
+    """Return whether a delegate was started with this task. A later secret may have masked one of the texts."""
     begun = await event_of(log, delegate_conversation_id, FIRST_MESSAGE)
     masker = await log.masker(delegate_conversation_id)
     return isinstance(begun, MessageAction) and masker.text(begun.content) == masker.text(task)
 
 
 async def report_failure(log: EventLog, conversation_id: str, reason: str) -> None:
-    """Report to the parent of a conversation that failed unforeseen, if it has one. Idempotent."""
+    """Report an unforeseen failure of a conversation to its parent, if it has one. Idempotent."""
     created = await event_of(log, conversation_id, 1)
     if isinstance(created, ConversationCreated) and created.parent is not None:
         text = f"{created.agent.name} encountered an error during execution. {reason}"
@@ -252,16 +252,16 @@ async def report_failure(log: EventLog, conversation_id: str, reason: str) -> No
 
 
 def is_over(state: State) -> bool:
-    """Say whether a delegate has ended for its parent: in the background of a headless run nobody answers it."""
+    """Return whether a delegate has ended for its parent. In the background of a headless run, a question ends it."""
     return state.lifecycle.agent_state in TERMINAL_STATES or (
         state.setup.headless and state.lifecycle.agent_state in WAITS_FOR_PERSON
     )
 
 
 def spec_of(parent: AgentSpec, name: str) -> AgentSpec:
-    """Return what a delegate is: what its parent's specification says under this name, else the parent under it.
+    """Return a delegate's specification: its entry in the parent's specification, or the parent's under this name.
 
-    The delegates of an agent that must ask before it acts must ask too.
+    The delegates of an agent that must ask for confirmation must ask too.
     """
     spec = parent.delegates.get(name)
     if spec is None:
@@ -275,7 +275,7 @@ async def _append_once(log: EventLog, parent: Parent, ended: DelegateEnded) -> N
     try:
         await log.append(parent.conversation_id, [ended], key=f"delegate:{parent.delegate_id}")
     except UnknownConversation:
-        return  # the parent is gone; nobody waits for the result
+        return  # the parent is gone and needs no result
 
 
 async def _result(log: EventLog, state: State) -> tuple[str, dict[str, Any]]:
@@ -302,7 +302,7 @@ async def _result(log: EventLog, state: State) -> tuple[str, dict[str, Any]]:
 
 def _outputs(last: Event | None) -> dict[str, Any]:
     if isinstance(last, AgentFinishAction):
-        # The tool has a message only; the original tells the parent nothing of it.
+        # The tool returns only a message; the original does not show it to the parent.
         return dict(last.outputs) or {"result": last.final_thought}
     return dict(last.outputs) if isinstance(last, AgentRejectAction) else {}
 

@@ -1,9 +1,8 @@
-"""The end of a conversation's work after an unforeseen error: the log says so, and the conversation is given up.
+"""The end of a conversation's work after an unforeseen error: record the error in the log and release the conversation.
 
-A conversation in whose log a newer version has written something that this one cannot read has not failed: it is left
-to a newer worker.
+A log with an event that only a newer version can read is no failure: it is left to a newer worker.
 
-Holds: an error of one conversation becomes an event of it; nothing is written under a token that is not current.
+Holds: an error of one conversation becomes an event of it. Nothing is written under an outdated token.
 """
 
 from __future__ import annotations
@@ -21,38 +20,43 @@ from controller_worker.loop.owned_log import OwnedLog
 from controller_worker.loop.services import Services
 
 MAX_ROUNDS = 16
-"""How often news may come in between; each time the same is said again. Then the conversation is taken up again."""
+"""Attempts while new events keep arriving; each records the same error. After the last one the conversation is claimed
+again.
+"""
 NEWER_WORKER = WaitReason.NEWER_WORKER.value
-"""What a conversation waits for that this version cannot read."""
+"""The wait reason of a conversation that this version cannot read."""
 LEFT_SECONDS = 10.0
-"""After how long somebody looks again whether there is a newer worker."""
+"""Time before a worker checks again whether there is a newer one."""
 
 _log = logging.getLogger(__name__)
 
 
 async def rest_in_error(services: Services, owned: OwnedLog, error: Exception) -> bool:
-    """Record an error and give the conversation up until a person resumes it. Raises nothing.
+    """Record an error and release the conversation until a user resumes it. Raises nothing.
 
     Args:
-        error: about an event that only a newer version knows, nothing is recorded: see `_leave_to_newer`.
+        error: if it is about an event that only a newer version knows, nothing is recorded: see `_leave_to_newer`.
 
     Returns:
-        False if the conversation is still owned, because news came again and again, or because this worker may not
-        call the store's functions for the moment: its owner has to take it up again.
+        False if the conversation is still owned, because new events kept arriving or because the store refuses this
+        worker's function calls for the moment: its owner must claim it again.
     """
-    log, owners, ownership = services.log, services.owners, owned.ownership
+    log = services.log
+    owners = services.owners
+    ownership = owned.ownership
     state = owned.state if owned.is_restored else None
     try:
         if isinstance(error, FunctionsReplaced):
-            return False  # usually the next beat notices, too, and hands everything back; not if they are back by then
+            # Usually the next heartbeat fails too and the worker starts over, unless the functions are back by then.
+            return False
         if isinstance(error, UnknownKind | StoreTooNew):
             _log.warning("conversation %s is left to a newer worker: %s", ownership.conversation_id, error)
             return await _leave_to_newer(log, owners, ownership)
-        _log.error("conversation %s", ownership.conversation_id, exc_info=error)
+        _log.error("conversation %s failed", ownership.conversation_id, exc_info=error)
         try:
             return await _rest(log, owners, ownership, state, error=error)
         except SecretsLocked as locked:
-            # Nothing can be masked here, and this error's own text has nothing to hide.
+            # Masking is not possible here, and this error's own text contains no secrets.
             return await _rest(EventLog(services.store), owners, ownership, state, error=locked)
     except Exception:  # noqa: BLE001  (the outermost edge: a conversation must not end its neighbours)
         _log.exception("conversation %s: its error could not be recorded", ownership.conversation_id)
@@ -67,7 +71,7 @@ async def _rest(log: EventLog, owners: Owners, ownership: Ownership, state: Stat
 
 
 async def _leave_to_newer(log: EventLog, owners: Owners, ownership: Ownership) -> bool:
-    """Release the conversation, unchanged; it comes back after a while, here or at a newer worker."""
+    """Release the conversation unchanged; after a while it comes back, here or at a newer worker."""
     for _ in range(MAX_ROUNDS):
         (last_id,) = await owners.last_ids([ownership.conversation_id])
         outcome = await log.append_as_owner(
@@ -84,15 +88,16 @@ async def _leave_to_newer(log: EventLog, owners: Owners, ownership: Ownership) -
 async def _try_to_rest(
     log: EventLog, owners: Owners, ownership: Ownership, state: State | None, *, error: Exception
 ) -> bool:
-    """Append the error, release the conversation and report to its parent. False when there is news.
+    """Append the error, release the conversation and report to its parent. Return False if there are new events.
 
-    True without a report: another worker owns it.
+    If another worker owns it, return True without a report.
     """
     (last_id,) = await owners.last_ids([ownership.conversation_id])
-    reason, code = last_error_of(error), code_of(error)
+    reason = last_error_of(error)
+    code = code_of(error)
     if state is not None and state.version == last_id:
         wanted = end_in_error(state, reason, code=code)
-    else:  # what is pending is not known
+    else:  # the pending actions are unknown
         wanted = Append((AgentStateChangedObservation(agent_state=AgentState.ERROR, reason=reason, code=code),))
     outcome = await log.append_as_owner(
         ownership,

@@ -1,29 +1,44 @@
-"""Hooks: what the operator of a controller worker does before and after model calls, actions, observations, finishes.
+"""Hooks: the operator's code around model calls, actions, observations and finishes.
 
-A hook is a Python function or a command. It gets what is about to happen as JSON values; before it happens, it can
-veto. A veto is recorded like any other outcome (an error observation, a refused finish, a failed call), so the log and
-its replay need no hooks.
+A hook is a Python function or a command. It receives the call or event as JSON values; a hook that runs before it can
+veto it. A veto is recorded like any other outcome (an error observation, a refused finish, a failed call), so the log
+and its replay need no hooks. The hooks of a controller worker are those of its file (DECKHANDS_HOOKS) and those of
+installed packages:
 
-Holds: a hook that fails, or takes too long, vetoes when it is asked before something and is only logged after it; the
-worker's loop never waits for one hook while it could step another conversation; hooks come from the worker's own
-configuration, never from a workspace or a conversation.
-Does not: ask once only. After a crash, and when a message comes in between, the same question can be asked again.
+    [[hook]]
+    on = "before_action"
+    command = ["/opt/guard/check"]      # or: python = "guard.rules:check"
+    kinds = ["action.run"]              # left out: every kind
+    timeout_seconds = 5                 # left out: 10
+
+An installed package offers functions by entry points of the group `deckhands.hooks`, named after their point, such as
+`before_action` or, if there are several, `before_action.guard`.
+
+Holds: an unusable hook is refused when the worker starts, not at its first use. A hook that fails or times out vetoes
+if it runs before something, and is only logged if it runs after it. The worker's loop steps other conversations while a
+hook runs. Hooks come from the worker's own configuration, never from a workspace or a conversation.
+Does not: ask exactly once. After a crash, or after a message in between, a question can be repeated.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import inspect
 import json
 import logging
 import os
 import signal
 import tempfile
+import tomllib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import IO, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from broker.contract import (
     Action,
@@ -34,24 +49,27 @@ from broker.contract import (
     ModelReply,
     Observation,
 )
-from broker.runtime import DeckhandsError
+from broker.runtime import DeckhandsError, UsageError
+from broker.tools import entry_points
 from controller_worker.core import Append, State
 from controller_worker.providers import HookVeto
 
 VETO_EXIT_CODE = 2
 MAX_REASON_CHARS = 2_000
 LAST_WORDS_SECONDS = 1.0
-"""How long a command that was killed is waited for."""
+"""How long to wait for the end of a killed command."""
 ERROR_ID = "AGENT_ERROR$HOOK_VETO"
+ENTRY_POINTS = "deckhands.hooks"
+REMEDY = "See docs/hooks.md for the format of a hook."
 
 _log = logging.getLogger(__name__)
 
 HookFunction = Callable[[Mapping[str, Any]], str | Awaitable[str | None] | None]
-"""Takes what happens, returns why it must not, or None. Synchronous ones run in a thread."""
+"""Takes a call or event; returns the reason for a veto, or None. Synchronous ones run in a thread."""
 
 
 class HookPoint(StrEnum):
-    """When a hook is asked."""
+    """When a hook is called."""
 
     BEFORE_MODEL = "before_model"
     AFTER_MODEL = "after_model"
@@ -68,9 +86,9 @@ class Hook:
     """One hook.
 
     Attributes:
-        name: of the function or the command, for people.
-        ask: returns why not, or None; raises when it fails.
-        kinds: of events it is asked about; empty for all.
+        name: the function or command, for logs and messages.
+        ask: returns the reason for a veto, or None; raises on failure.
+        kinds: kinds of events to call it for; empty for all.
     """
 
     point: HookPoint
@@ -87,13 +105,13 @@ class Hooks:
         self._hooks: dict[HookPoint, list[Hook]] = {}
         for hook in hooks:
             self._hooks.setdefault(hook.point, []).append(hook)
-        self._telling: set[asyncio.Task[None]] = set()
+        self._telling: set[asyncio.Task[str | None]] = set()
 
     async def admit(self, state: State, service: str, model: str) -> None:
-        """Ask whether a model may be called.
+        """Ask whether a model call is allowed.
 
         Raises:
-            HookVeto: it may not.
+            HookVeto: a hook refuses it.
         """
         if HookPoint.BEFORE_MODEL in self._hooks:
             reason = await self._veto(HookPoint.BEFORE_MODEL, state, {"model": model, "service": service})
@@ -101,7 +119,7 @@ class Hooks:
                 raise HookVeto(reason, remedy="Ask the operator of the controller workers.")
 
     async def reviewed(self, state: State, events: Sequence[Event]) -> Append:
-        """Return the events of a turn, or an edited action, and behind them what settles those that are vetoed."""
+        """Return the events of a turn, or an edited action, followed by the events that settle vetoed ones."""
         if not self._hooks:
             return Append(tuple(events))
         outcomes: list[Event] = []
@@ -130,27 +148,24 @@ class Hooks:
         return Append((*events, *outcomes), tuple(answers))
 
     def observe(self, state: State, events: Iterable[Event]) -> None:
-        """Show hooks the observations that were folded in; nothing waits for the hooks or depends on them."""
+        """Call hooks for the observations that were folded in; nothing waits for these hooks or depends on them."""
         if HookPoint.AFTER_OBSERVATION in self._hooks:
             for event in events:
                 if isinstance(event, Observation):
                     self._tell(HookPoint.AFTER_OBSERVATION, state, event)
 
     async def aclose(self) -> None:
-        """Wait for hooks that still run."""
+        """Wait for running hooks."""
         await asyncio.gather(*self._telling, return_exceptions=True)
 
     def _tell(self, point: HookPoint, state: State, event: Event) -> None:
         if point in self._hooks:
-            task = asyncio.create_task(self._told(point, state, _about(event, event.id)))
+            task = asyncio.create_task(self._veto(point, state, _about(event, event.id)))
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)
 
-    async def _told(self, point: HookPoint, state: State, about: Mapping[str, Any]) -> None:
-        await self._veto(point, state, about)
-
     async def _veto(self, point: HookPoint, state: State, about: Mapping[str, Any]) -> str | None:
-        """Return the first reason against it; hooks are asked in their order."""
+        """Return the reason of the first veto, or None; hooks are asked in their order."""
         event = about.get("event") or {}
         for hook in self._hooks.get(point, ()):
             if hook.kinds and event.get("kind") not in hook.kinds:
@@ -181,7 +196,7 @@ async def _asked(hook: Hook, told: Mapping[str, Any]) -> str | None:
 
 
 def _cause(error: BaseException) -> str:
-    """Return an error and what it was raised from, as people read it."""
+    """Return the text of an error and of its causes."""
     said = str(error).strip()
     found = said if isinstance(error, DeckhandsError) else ": ".join(filter(None, (type(error).__name__, said)))
     return f"{found} (caused by {_cause(error.__cause__)})" if error.__cause__ is not None else found
@@ -198,7 +213,7 @@ def _about(event: Event, event_id: int) -> dict[str, Any]:
 
 
 def function_hook(function: HookFunction) -> Callable[[Mapping[str, Any]], Awaitable[str | None]]:
-    """Make what asks a Python function."""
+    """Return the `ask` function for a Python function."""
     if inspect.iscoroutinefunction(function):
         return function
 
@@ -214,10 +229,10 @@ def _status_name(status: int | None) -> str:
 
 
 def command_hook(command: Sequence[str]) -> Callable[[Mapping[str, Any]], Awaitable[str | None]]:
-    """Make what runs a command: JSON on its standard input; exit code 2 vetoes, its standard error says why."""
+    """Return the `ask` function for a command: JSON as its input; exit code 2 vetoes with its standard error."""
 
     async def ask(told: Mapping[str, Any]) -> str | None:
-        with tempfile.TemporaryFile() as printed:  # a pipe could be held open by what the command leaves behind
+        with tempfile.TemporaryFile() as printed:  # processes that the command leaves behind could hold a pipe open
             status, errors = await _ended(command, json.dumps(told).encode(), printed)
             printed.seek(0)
             text = (errors.strip() or printed.read(4 * MAX_REASON_CHARS).strip()).decode(errors="replace")
@@ -231,7 +246,7 @@ def command_hook(command: Sequence[str]) -> Callable[[Mapping[str, Any]], Awaita
 
 
 async def _ended(command: Sequence[str], told: bytes, printed: IO[bytes]) -> tuple[int | None, bytes]:
-    """Run a command to its end and return its status and what it wrote on standard error."""
+    """Run a command to its end and return its status and its standard error."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *command, stdin=pipe, stdout=printed, stderr=pipe, start_new_session=True
@@ -240,8 +255,103 @@ async def _ended(command: Sequence[str], told: bytes, printed: IO[bytes]) -> tup
         _, errors = await process.communicate(told)
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # and what it has begun, which would be nobody's
-        with contextlib.suppress(TimeoutError):  # what has left the group may hold the pipe open
+            os.killpg(process.pid, signal.SIGKILL)  # the group includes child processes, which nothing else would end
+        with contextlib.suppress(TimeoutError):  # a process that has left the group may hold the pipe open
             await asyncio.wait_for(process.wait(), LAST_WORDS_SECONDS)
         raise
     return process.returncode, errors
+
+
+class _Entry(BaseModel):
+    """One table of the file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    on: HookPoint
+    command: list[str] | None = Field(default=None, min_length=1)
+    python: str | None = None
+    kinds: frozenset[str] = frozenset()
+    timeout_seconds: float = Field(default=10.0, gt=0)
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    hook: list[_Entry] = Field(default_factory=list)
+
+
+def load_hooks(path: str) -> Hooks:
+    """Return the hooks of a file and of installed packages, in this order.
+
+    Args:
+        path: the file; empty for none.
+
+    Raises:
+        UsageError: a hook cannot be read or found.
+    """
+    hooks = [_hook(entry, path) for entry in _entries(path)] if path else []
+    return Hooks([*hooks, *_installed()])
+
+
+def _entries(path: str) -> list[_Entry]:
+    try:
+        return _Table.model_validate(tomllib.loads(Path(path).read_text(encoding="utf-8"))).hook
+    except OSError as error:
+        raise UsageError(
+            f"The file of hooks {path} cannot be read: {error.strerror}.",
+            remedy="Set DECKHANDS_HOOKS to a file of hooks, or unset it.",
+        ) from error
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise UsageError(
+            f"{path}: {where}: {error.errors()[0]['msg']}.", remedy=f"The points are {_points()}. {REMEDY}"
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"{path} is not TOML: {error}.", remedy=REMEDY) from error
+
+
+def _hook(entry: _Entry, path: str) -> Hook:
+    if (entry.command is None) == (entry.python is None):
+        raise UsageError(f"{path}: a hook on {entry.on} needs `command` or `python`, and not both.", remedy=REMEDY)
+    if entry.command is not None:
+        name = entry.command[0]
+        ask = command_hook(entry.command)
+    else:
+        name = entry.python or ""
+        ask = function_hook(_function(name, path))
+    return Hook(entry.on, name, ask, entry.timeout_seconds, entry.kinds)
+
+
+def _function(reference: str, path: str) -> Callable[..., Any]:
+    module, _, attribute = reference.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"{path}: the hook {reference!r} cannot be imported: {error}.", remedy="Write module:function."
+        ) from error
+    return _checked(found, reference)
+
+
+def _checked(found: Any, reference: str) -> Callable[..., Any]:
+    if not callable(found):
+        raise UsageError(f"The hook {reference!r} is a {type(found).__name__}, not a function.", remedy=REMEDY)
+    function: Callable[..., Any] = found
+    return function
+
+
+def _installed() -> list[Hook]:
+    hooks = []
+    for point in entry_points(ENTRY_POINTS):
+        on = point.name.partition(".")[0]
+        if on not in HookPoint.__members__.values():
+            raise UsageError(
+                f"The package {point.dist.name if point.dist else point.value!r} has a hook on {on!r}.",
+                remedy=f"The points are {_points()}.",
+            )
+        hooks.append(Hook(HookPoint(on), point.value, function_hook(_checked(point.load(), point.value))))
+    return hooks
+
+
+def _points() -> str:
+    return ", ".join(HookPoint)

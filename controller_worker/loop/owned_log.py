@@ -1,7 +1,8 @@
-"""The log of one conversation in the hands of its owner: claimed, restored, folded, appended to, given up.
+"""The log of one conversation, used by its owner: claim, restore, fold, append, snapshot, release.
 
-Holds: every decision rests on the log up to `state.version`, and is appended only if the log still holds that event and
-has not grown since; an append is written whole; an owner that was fenced writes nothing.
+Holds: every decision is based on the log up to `state.version`, and is appended only if the log still holds that event
+and has not grown since. An append is written whole. A fenced owner writes nothing. A snapshot belongs to a log that the
+store still has; a snapshot ahead of its log shows that the log has lost its tail.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from broker.contract import (
     share_names,
 )
 from broker.coordination import CANNOT_BE_READ, CarriedEvent, Claimed, Figures
-from broker.log import Appended, Closed, Conflict, Duplicate, check_remembered, model_of, name_gap
+from broker.log import Appended, Closed, Conflict, Duplicate, check_remembered, model_of, name_gap, name_snapshot_gap
 from broker.runtime import DeckhandsError, EventsLost, Value, failpoint, traceparent_of
 from controller_worker.agents import Agent, create_agent
-from controller_worker.core import Append, Commit, State, fold, index_fields, settle
+from controller_worker.core import Append, Commit, State, fold, index_fields, settle, snapshot_of, state_from
 from controller_worker.loop.answering import event_of
 from controller_worker.loop.delegates import report_end
 from controller_worker.loop.services import Services
-from controller_worker.loop.snapshots import EVERY_EVENTS, Snapshots
 from controller_worker.model import Recollection
 
+EVERY_EVENTS = 50
 MAX_CRASHES = 3
 NOTICED_BY = "a controller worker"
 ANSWERED = "answered"
@@ -47,23 +48,66 @@ class TakenOver(Gone):
     """The conversation has another owner."""
 
 
+class Snapshots:
+    """Reads and writes the latest snapshot; `version` is that of the latest one known to this owner."""
+
+    def __init__(self, services: Services, claimed: Claimed) -> None:
+        self._services = services
+        self._claimed = claimed
+        self.version = 0
+
+    async def latest(self) -> State:
+        """Return the state of the latest usable snapshot, or an empty state."""
+        services = self._services
+        claimed = self._claimed
+        conversation_id = claimed.ownership.conversation_id
+        state = state_from(await services.owners.load_snapshot(conversation_id)) or State()
+        if state.version > claimed.last_id:
+            await name_snapshot_gap(services.log, conversation_id, state.version)
+            state = State()
+        self.version = state.version
+        return state
+
+    async def save(self, state: State, checksum: str) -> bool:
+        """Save a snapshot; return False if the conversation has another owner.
+
+        Args:
+            checksum: checksum of the last event in it.
+
+        Raises:
+            EventsLost: the log does not hold that event.
+        """
+        failpoint("controller.before_snapshot")
+        ownership = self._claimed.ownership
+        snapshot = snapshot_of(state)
+        is_kept = await self._services.owners.save_snapshot(
+            ownership, snapshot, seen_id=state.version, checksum=checksum
+        )
+        if is_kept:
+            failpoint("controller.after_snapshot")
+            self.version = state.version
+        return is_kept
+
+
 class OwnedLog:
-    """What the owner of a conversation knows of its log.
+    """The owner's view of a conversation's log.
 
     Attributes:
         state: the fold of the log so far.
         has_new_events: the log may have grown since.
         is_watched: a client follows replies while the model writes them.
         waiting_since: when the log last grew, by the monotonic clock.
-        recollection: what the model is shown of it.
-        traceparent: the span of the claim; None: nobody traces.
+        recollection: the part of the log that the model is shown.
+        traceparent: the span of the claim; None without tracing.
         on_events: called with each event that is folded in after the log was restored.
     """
 
     def __init__(self, claimed: Claimed, services: Services) -> None:
         self.ownership = claimed.ownership
         self.state = State()
-        self.has_new_events = self.is_watched = self.is_restored = False
+        self.has_new_events = False
+        self.is_watched = False
+        self.is_restored = False
         self.waiting_since = services.store.clock.monotonic()
         self.recollection = Recollection(services.log, claimed.ownership.conversation_id)
         self.traceparent: str | None = None
@@ -79,53 +123,55 @@ class OwnedLog:
 
     @property
     def agent(self) -> Agent:
-        """The agent whose turn it is; there is one once the log is restored."""
+        """The current agent; set once the log is restored."""
         assert self._agent is not None
         return self._agent
 
     @property
     def has_reconnected(self) -> bool:
-        """Whether the store was away since the claim: only then can it have lost anything."""
+        """Whether the store was away since the claim: only then can it have lost events."""
         return self._connects != self._services.store.connection.connects
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to fold in, or may be."""
+        """Whether there is, or may be, an event to fold in."""
         return self.has_new_events or bool(self._carried)
 
     def carry(self, event: CarriedEvent) -> None:
-        """Take an event that came with its notification; `catch_up` folds it in."""
+        """Keep an event delivered with its notification; `catch_up` folds it in."""
         self._carried.append(event)
 
     async def restore(self) -> None:
-        """Fold the log from the latest snapshot, or from its beginning.
+        """Fold the log from the latest snapshot, or from its start.
 
         Raises:
             DeckhandsError: the conversation has crashed its workers too often.
         """
-        services, claimed = self._services, self._claimed
+        services = self._services
+        claimed = self._claimed
         if claimed.is_closed:
             await services.owners.release(self.ownership, seen_id=claimed.last_id)
             raise Gone
         crashes = DeckhandsError(f"The conversation crashed its worker {claimed.crashes} times in a row.")
         if claimed.crashes > MAX_CRASHES:
-            raise crashes  # to read it may be what kills
+            raise crashes  # reading it may be the cause of the crashes
         failpoint("controller.after_claim")
         begun = services.store.clock.now()
         state = await self._snapshots.latest()
-        # Read as news: this answers a wake-up that came since the claim, and the next event sends another.
+        # Reset before the read: it covers every wake-up sent since the claim, and the next event sends another one.
         self.has_new_events = False
         tail, self._checksum = await self._read(after=state.version)
         self.state = fold(state, tail)
         self.is_restored = True
         await self._trace(begun)
         if claimed.crashes == MAX_CRASHES:
-            raise crashes  # now that it is known what is pending and has to be settled
+            raise crashes  # now the pending actions to settle are known
         self._agent = create_agent(self.state.setup.agent)
 
     async def _trace(self, begun: datetime) -> None:
         """Make the span of the claim, in the trace of the submission."""
-        tracing, cid = self._services.tracing, self.ownership.conversation_id
+        tracing = self._services.tracing
+        cid = self.ownership.conversation_id
         if not tracing.is_on:
             return
         created = await event_of(self._services.log, cid, 1)
@@ -141,7 +187,7 @@ class OwnedLog:
             self.traceparent = span.traceparent
 
     async def catch_up(self) -> None:
-        """Fold in what is new: what was carried here, and else what the log has."""
+        """Fold in new events: the carried one, or those read from the log."""
         carried, self._carried = self._carried, []
         for event in carried:
             if not self.has_new_events and event.event_id > self.state.version:
@@ -152,19 +198,20 @@ class OwnedLog:
             await self._take_in(events, fold(self.state, events), checksum)
 
     async def append(self, wanted: Append) -> Commit | None:
-        """Append events and all that follows from them at once. None: the log has grown, and nothing was written.
+        """Append events and all that follows from them at once. None, without a write, if the log has grown.
 
         Raises:
             Gone: the conversation has another owner, or is closed.
         """
         services = self._services
-        # Masked before anything is folded from it: what is in memory must be what the log says.
+        # Masked before the fold: the state in memory must equal that of the log.
         masked = await services.log.mask(self.ownership.conversation_id, wanted.events)
-        now, wanted = services.store.clock.now(), replace(wanted, events=masked.events)
+        now = services.store.clock.now()
+        wanted = replace(wanted, events=masked.events)
         commit = settle(self.state, wanted, now, traceparent=self.traceparent)
         answered = model_of(commit.events)
         shown = index_fields(commit.state) | ({"model": answered} if answered else {})
-        # Messages change `busy` too, so what this owner wrote last says nothing about it.
+        # A client's message changes `busy` too, so this owner's last written value may be outdated.
         fields = {name: value for name, value in shown.items() if name == "busy" or self._listed.get(name) != value}
         failpoint("controller.before_append")
         outcome = await services.log.append_as_owner(
@@ -194,7 +241,7 @@ class OwnedLog:
         return commit
 
     async def save_snapshot(self, *, every_events: int = EVERY_EVENTS) -> None:
-        """Keep a snapshot, if the log has grown by this many events since the latest.
+        """Save a snapshot if the log has grown by this many events since the latest.
 
         Raises:
             Gone: the conversation has another owner.
@@ -204,15 +251,15 @@ class OwnedLog:
             raise TakenOver
 
     async def release(self, due: datetime | None) -> None:
-        """Give the conversation up, parked until `due` if it waits for a time; keep it if there is news.
+        """Release the conversation, parked until `due` if given; keep it if there are new events.
 
         Raises:
-            Gone: it was given up.
+            Gone: it was released.
         """
         await self.save_snapshot(every_events=1)
         await report_end(self._services.log, self.state)
         failpoint("controller.before_release")
-        # The store counts from now: a millisecond more, because it must not be early by what is rounded.
+        # The store counts from now. One more millisecond, because rounding must not wake it early.
         delay = None if due is None else (due - self._services.store.clock.now()).total_seconds() + 0.001
         news = await self._services.owners.release(
             self.ownership, seen_id=self.state.version, checksum=self._checksum, delay_seconds=delay
@@ -222,7 +269,7 @@ class OwnedLog:
         self.has_new_events = True
 
     async def mark(self, is_acting: bool) -> None:
-        """Note in the store that a suspect acts, or that it only waits now; see `crash_attribution`.
+        """Record in the store that a suspect is active, or that it only waits now; see `crash_attribution`.
 
         Raises:
             Gone: the conversation has another owner.
@@ -231,14 +278,16 @@ class OwnedLog:
             raise TakenOver
 
     async def name_lost_tail(self, error: Exception | None) -> bool:
-        """Return whether the log has lost what was read of it, and name the gap if so. Raises nothing.
+        """Return whether the log has lost events that were read, and record the gap if so. Raises nothing.
 
-        After that nothing of what this owner remembers may decide anything; the next owner reads the log.
+        After that, this owner's knowledge must not be used for decisions; the next owner reads the log.
 
         Args:
-            error: what went wrong, where it may be for that reason.
+            error: an error that the loss may have caused.
         """
-        store, cid, version = self._services.store, self.ownership.conversation_id, self.state.version
+        store = self._services.store
+        cid = self.ownership.conversation_id
+        version = self.state.version
         known = error if isinstance(error, EventsLost) and error.conversation_id == cid else None
         # An owner that has read nothing has nothing to compare.
         is_possible = isinstance(error, EventsLost) or self.has_reconnected
@@ -253,18 +302,18 @@ class OwnedLog:
                 _log.warning("conversation %s: %s", cid, lost.message)
                 await name_gap(self._services.log, lost, noticed_by=NOTICED_BY)
                 return True
-        except (DeckhandsError, *CANNOT_BE_READ) as other:  # it is gone as a whole, or its keys are damaged
+        except (DeckhandsError, *CANNOT_BE_READ) as other:  # the whole log is gone, or its keys are damaged
             _log.warning("conversation %s: %s", cid, other)
         return False
 
     async def _take_carried(self, carried: CarriedEvent) -> None:
-        """Fold in an event that follows the last one known, which the log still held then; have any other read."""
+        """Fold in the carried event if it directly follows the last known one; else let the log be read."""
         self.is_watched = carried.is_watched
         if carried.event_id == self.state.version + 1 and carried.before == self._checksum:
             try:
                 event = codec.decode(carried.entry, carried.event_id)
             except DeckhandsError:
-                pass  # as the log has it, it is reported
+                pass  # `_read` decodes it again and reports the error
             else:
                 await self._take_in([event], fold(self.state, [event]), codec.checksum_of(carried.entry))
                 return
@@ -276,23 +325,25 @@ class OwnedLog:
         return new.events, new.checksum
 
     async def _take_in(self, events: list[Event], state: State, checksum: str) -> None:
-        """Move to the state after these events; remember them for the next prompt and let the hooks see them."""
+        """Move to the state after these events; add them to the next prompt and call the hooks for them."""
         await self.recollection.take_in(events)
         self.on_events(events)
         self._services.hooks.observe(self.state, events)
         if events:
             self.waiting_since = self._services.store.clock.monotonic()
-        before, self.state, self._checksum = self.state.setup.agent, state, checksum
-        if state.setup.agent is not before:  # another one, or with other tools
+        before = self.state.setup.agent
+        self.state = state
+        self._checksum = checksum
+        if state.setup.agent is not before:  # another agent, or other tools
             self._agent = create_agent(state.setup.agent)
 
 
 def _ignored(_: list[Event]) -> None:
-    """Take no notice of events."""
+    """Ignore events."""
 
 
 def _count(figures: Figures, events: Iterable[Event]) -> None:
-    """Count for metrics what an append added: steps, calls, tokens, money, conversations that settled."""
+    """Count an append for metrics: steps, calls, tokens, cost, settled conversations."""
     for event in events:
         if isinstance(event, ModelReply):
             _count_reply(figures, event)

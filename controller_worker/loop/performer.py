@@ -1,20 +1,22 @@
-"""Performs what the core wants for one conversation: a table from each class of effect to the method that performs it.
+"""Performs the effects of one conversation: a table from each class of effect to its method.
 
-A method returns what is to be appended; else whether to ask the core again at once or to wait for news.
+A method returns events to append, or whether to ask the core again at once or to wait for the next event.
 
-Holds: performing an effect twice is harmless, because the first time may have been before a crash.
+Holds: performing an effect twice is harmless, because the first time may have been before a crash. An awaited action is
+on an action stream, or is put there now.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import timedelta
 from enum import Enum
 from typing import Any, ClassVar
 
-from broker.contract import AgentState, ConversationBegun, Observation
-from broker.coordination import CrashAttribution, StartStatus
-from broker.log import EXPIRED_CODE, NOT_BEGUN
+from broker.contract import AgentState, ConversationBegun, Observation, Ownership, codec
+from broker.coordination import CrashAttribution, DispatchOutcome, Owners, StartStatus
+from broker.log import EXPIRED_CODE, NOT_BEGUN, EventLog
+from broker.runtime import OwnershipLost
 from controller_worker.agents import is_sdk_agent
 from controller_worker.core import (
     Append,
@@ -41,7 +43,6 @@ from controller_worker.core import (
 from controller_worker.loop.answering import answered, greeting
 from controller_worker.loop.call_in_flight import CallInFlight
 from controller_worker.loop.delegates import Delegates
-from controller_worker.loop.dispatches import Dispatches
 from controller_worker.loop.owned_log import OwnedLog
 from controller_worker.loop.sdk.session import Session
 from controller_worker.loop.services import Services
@@ -49,17 +50,56 @@ from controller_worker.model import Started
 
 
 class Then(Enum):
-    """What the loop does after an effect that appends nothing."""
+    """The loop's next move after an effect that appends nothing."""
 
     ASK_AGAIN = "ask again"
     WAIT = "wait"
+
+
+class Dispatches:
+    """The awaited actions of one conversation."""
+
+    def __init__(self, log: EventLog, owners: Owners, ownership: Ownership) -> None:
+        self._log = log
+        self._owners = owners
+        self._ownership = ownership
+        self._known: set[int] = set()
+
+    def note(self, action_ids: Iterable[int]) -> None:
+        """Record actions that were dispatched by the append that wrote them."""
+        self._known.update(action_ids)
+
+    def forget(self) -> None:
+        """Check all of them again at the next wait."""
+        self._known.clear()
+
+    async def ensure(self, action_ids: tuple[int, ...]) -> bool:
+        """Ensure that a tool worker has the actions. Return False if one of them is settled already.
+
+        Raises:
+            OwnershipLost: the conversation has another owner.
+        """
+        conversation_id = self._ownership.conversation_id
+        for action_id in action_ids:
+            if action_id in self._known:
+                continue
+            entry = await self._log.entry(conversation_id, action_id)
+            pool = codec.decode(entry, action_id).pool_wanted
+            outcome = await self._owners.dispatch(self._ownership, action_id, entry, pool=pool)
+            if outcome is DispatchOutcome.FENCED:
+                raise OwnershipLost(f"The conversation {conversation_id} has another owner.")
+            if outcome is DispatchOutcome.SETTLED:
+                return False
+            self._known.add(action_id)
+        self._known.intersection_update(action_ids)
+        return True
 
 
 class Performer:
     """Performs the effects of one conversation.
 
     Attributes:
-        done: the errands that this owner has run; they leave nothing in the log.
+        done: the side effects that this owner has run; they leave nothing in the log.
     """
 
     def __init__(
@@ -71,26 +111,26 @@ class Performer:
         self._sdk = sdk
         self._services = services
         self._suspicion = suspicion
-        self._started: dict[int, Observation] = {}  # what answers the actions of delegates, until it is in the log
+        self._started: dict[int, Observation] = {}  # answers to delegate actions, until they are in the log
         self._delegates = Delegates(services.log, services.store)
         self._dispatches = Dispatches(services.log, services.owners, log.ownership)
 
     async def perform(self, effect: Effect) -> Append | Then:
-        """Do what the core wants; return what to append, or how the loop continues."""
+        """Perform an effect; return the events to append, or how the loop continues."""
         return await self._METHODS[type(effect)](self, effect)
 
     def note(self, commit: Commit) -> None:
-        """Remember which actions the append has handed to tool workers."""
+        """Record the actions that the append has dispatched to tool workers."""
         self._dispatches.note(commit.events[position].id for position in commit.dispatch)
 
     def forget(self) -> None:
-        """Run every errand again and look at every action again: the store may have lost them."""
+        """Repeat every side effect and check every action again: the store may have lost them."""
         self.done.clear()
         self._started.clear()
         self._dispatches.forget()
 
     async def release(self) -> Then:
-        """Give the conversation up while it waits for a tool, a delegate or a permit; see `OwnedLog.release`."""
+        """Release the conversation while it waits for a tool, a delegate or a permit; see `OwnedLog.release`."""
         is_refused = self._call.permit.is_refused
         now = self._services.store.clock.now()
         await self._log.release(asks_again_at(self._log.state, now, is_refused=is_refused))
@@ -107,7 +147,8 @@ class Performer:
         return await answered(services.log, services.notebooks, services.hooks, self._log.state, wanted)
 
     async def _await_start(self, _: AwaitStart) -> Append | Then:
-        services, log = self._services, self._log
+        services = self._services
+        log = self._log
         status = await services.owners.start_status(log.ownership)
         if status is StartStatus.DUE:
             return Append((ConversationBegun(),))
@@ -123,7 +164,7 @@ class Performer:
         return Then.ASK_AGAIN
 
     async def _await_delegates(self, _: AwaitDelegates) -> Append | Then:
-        """Start the delegates; append all that answers their actions at once."""
+        """Start the delegates; append all immediate answers to their actions."""
         state = self._log.state
         waiting = [delegate for delegate in state.delegation.delegates if not delegate.is_answered]
         new = [one for one in waiting if one.id not in self._started and StartDelegate(one.id) not in self.done]
@@ -139,7 +180,7 @@ class Performer:
         return Append(tuple(self._started.values()), tuple(enumerate(self._started)))
 
     async def _start_delegate(self, _: StartDelegate) -> Then:
-        """Start all delegates of the background again, not only the one whose turn it is."""
+        """Start all background delegates again, not only the current one."""
         state = self._log.state
         due = [one.delegate_id for one in errands(state) if isinstance(one, StartDelegate) and one not in self.done]
         await self._delegates.start_again(state, due)
@@ -152,7 +193,8 @@ class Performer:
         return Then.ASK_AGAIN
 
     async def _call_model(self, wanted: CallModel) -> Append | Then:
-        log, call = self._log, self._call
+        log = self._log
+        call = self._call
         if not call.permit.is_refused and not call.is_running:
             if is_sdk_agent(log.agent) and not wants_verdict(log.state):
                 asks = await self._sdk.asks(wanted, log.state, log.agent)
@@ -173,14 +215,14 @@ class Performer:
                 return outcome
             if isinstance(outcome, Started):
                 return Then.WAIT
-        # A long wait, which the log knows of: the conversation is woken wherever it is then.
+        # The log records a long wait, so the conversation can be released: a wake-up brings it back on any worker.
         permit = call.permit
         is_long = permit.is_refused and not permit.is_woken and log.state.calls.deferral is not None
         return await self.release() if is_long else Then.WAIT
 
     async def _end_work(self, wanted: Park | Rest) -> Then:
         if self._call.is_running:
-            return Then.WAIT  # paused while the model thinks: its answer is paid for and will be kept
+            return Then.WAIT  # a pause keeps the running call: its answer is paid for and will be appended
         await self._call.permit.withdraw(self._log.state)
         await self._log.release(wanted.until if isinstance(wanted, Park) else None)
         return Then.ASK_AGAIN

@@ -1,13 +1,14 @@
-"""Replay: decide again, offline, what a log says was decided, and compare byte by byte.
+"""Replay: repeat the decisions of a log offline, and compare them byte by byte.
 
-What people, tools and models brought is taken from the log as it is: messages, requests, observations of actions,
-replies, failed calls, condensations. Everything else the controller decided, and it is decided again: by the core's
-next effect, by what an agent makes of a reply, by what a person's answer leads to. The time of a decision is that of
-the event it led to.
+The input of users, tools and models is taken from the log as it is: messages, requests, observations of actions,
+replies, failed calls, condensations. All other events were decided by the controller, and are decided again: by the
+core's next effect, by an agent's translation of a reply, by the answer to a confirmation. The time of a decision is
+that of the event it led to.
 
-Holds: no model, no store and no clock are asked; the first event that would be another one today is named, with both.
-Does not: judge the words of a system message, which are the agent's and not a decision; repeat what a fork's origin
-decided; foresee an error of the shell's surroundings (it is taken as recorded, and only its consequences are checked).
+Holds: no model, store or clock is used. The first event that would be different today is reported, with both versions.
+Does not: compare the words of a system message, which are the agent's and not a decision; repeat the decisions of a
+fork's origin; predict errors of the loop's environment (they are taken as recorded, and only their consequences are
+checked).
 """
 
 from __future__ import annotations
@@ -77,12 +78,12 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first event that would be another one today.
+    """The first event that would be different today.
 
     Attributes:
-        recorded: the event in the log; None when the log ends before it.
-        decided: what is decided in its place; None when nothing is.
-        wanted: what the core wants there.
+        recorded: the event in the log; None if the log ends before it.
+        decided: the event decided in its place; None if there is none.
+        wanted: the core's next effect there.
     """
 
     event_id: int
@@ -91,20 +92,21 @@ class Divergence:
     wanted: str
 
     def lines(self) -> list[str]:
-        """Return what differs, as a unified diff of both events."""
-        recorded, decided = _shown(self.recorded), _shown(self.decided)
+        """Return the difference as a unified diff of both events."""
+        recorded = _shown(self.recorded)
+        decided = _shown(self.decided)
         diff = difflib.unified_diff(recorded, decided, "recorded", "decided now", lineterm="", n=2)
         return [f"event {self.event_id}: {self.wanted}", *diff]
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay found.
+    """The result of a replay.
 
     Attributes:
-        events: how many events of the log were replayed.
-        decided: how many of them were decided again and are the same to the byte.
-        is_waiting: the log ends where the controller would continue at once: it was cut off, or nobody owned it.
+        events: number of replayed events.
+        decided: number of events that were decided again with the same bytes.
+        is_waiting: the log ends where the controller would continue at once: it was cut off, or had no owner.
     """
 
     events: int
@@ -114,7 +116,7 @@ class Replayed:
     divergence: Divergence | None = None
 
     def report(self) -> dict[str, Any]:
-        """Return it as plain JSON values."""
+        """Return the result as plain JSON values."""
         divergence = self.divergence
         return {
             "replay": True,
@@ -129,28 +131,29 @@ class Replayed:
 
 
 class Replay:
-    """One replay under way."""
+    """A replay in progress."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         created = events[0] if events else None
         if not isinstance(created, ConversationCreated):
-            raise UsageError("The log does not begin with the creation of its conversation.", remedy="Export it whole.")
+            raise UsageError("The log does not start with the creation of its conversation.", remedy="Export it whole.")
         self._events = events
         self._state = State()
         self._agent: Agent = create_agent(created.agent)
         self._expected: list[Event] = []
         self._decided = 0
-        self._given_until = created.forked_at or 1  # the creation itself
+        self._given_until = created.forked_at or 1  # the creation event itself
 
     def run(self) -> Replayed:
-        """Go through the log, up to its end or to the first divergence."""
+        """Replay the log up to its end or to the first divergence."""
         for event in self._events:
             now = event.timestamp or EPOCH
             if event.id > self._given_until and not self._is_accounted_for(event, now):
                 decided = self._expected[0] if self._expected else None
                 wanted = _wanted(next_effect(self._state, now))
                 return self._replayed(False, Divergence(event.id, event, _as_recorded(decided, event), wanted))
-            before, self._state = self._state.setup.agent, apply(self._state, event)
+            before = self._state.setup.agent
+            self._state = apply(self._state, event)
             if event.id > 1 and self._state.setup.agent is not before:
                 self._agent = create_agent(self._state.setup.agent)
         last = self._events[-1]
@@ -164,7 +167,7 @@ class Replay:
         return Replayed(self._state.version, self._decided, is_waiting, self._state, divergence)
 
     def _is_accounted_for(self, event: Event, now: datetime) -> bool:
-        """Say whether an event is what is decided, or what somebody else may bring at any time."""
+        """Return whether an event is the decided one, or one that another process may append at any time."""
         if self._expected:  # an append is written whole: nothing comes between its events
             return self._takes(event)
         effect = next_effect(self._state, now)
@@ -190,7 +193,7 @@ class Replay:
         return True
 
     def _wanted_events(self, effect: Effect) -> list[Event]:
-        """Return the events that are to be appended now; none when something else is wanted."""
+        """Return the events that the core appends now; none if the next effect is something else."""
         if isinstance(effect, Greet):
             effect = greeting(self._agent, self._state)
         elif isinstance(effect, Recall):
@@ -198,20 +201,21 @@ class Replay:
             skills = skills_from(survey) if isinstance(survey, Observation) else NO_SKILLS
             effect = recalled(self._state, skills, self._notes_recalled())
         elif isinstance(effect, CarryOut):
-            action, answer = self._events[effect.action_id - 1], self._events[effect.answer_id - 1]
+            action = self._events[effect.action_id - 1]
+            answer = self._events[effect.answer_id - 1]
             assert isinstance(action, RiskyAction)
             assert isinstance(answer, ChangeAgentStateAction)
             effect = carried_out(self._state, action, answer)
         return list(effect.events) if isinstance(effect, Append) else []
 
     def _notes_recalled(self) -> Sequence[Note]:
-        """Return what the notebook held, as far as the next recall says."""
+        """Return the notes of the notebook, as far as the next recall shows them."""
         follows = self._events[self._state.version :]
         recall = next((event for event in follows if isinstance(event, RecallObservation | NullObservation)), None)
         return (recall.notes or ()) if isinstance(recall, RecallObservation) else ()
 
     def _is_given(self, event: Event, effect: Effect) -> bool:
-        """Say whether somebody else than the controller may have written an event."""
+        """Return whether another process than the controller may have written an event."""
         if isinstance(effect, AwaitDelegates) and event.cause in effect.delegate_ids:
             return self._is_start_of_delegate(event)
         if isinstance(event, ModelReply) and event.service == "agent":
@@ -227,7 +231,7 @@ class Replay:
         return not event.is_decided
 
     def _is_start_of_delegate(self, event: Event) -> bool:
-        """Say whether an event tells that a delegate was begun, or could not be: the shell has tried it."""
+        """Return whether an event records the start of a delegate, or its failure: an input from the loop."""
         delegate = next(delegate for delegate in self._state.delegation.delegates if delegate.id == event.cause)
         if isinstance(event, ErrorObservation):
             return event.error_id == NOT_STARTED
@@ -235,7 +239,7 @@ class Replay:
         return delegate.is_background and isinstance(event, SuccessObservation) and event.content == begun
 
     def _led_to_by(self, event: Event) -> list[Event]:
-        """Return what the controller appends together with an event that was brought to it."""
+        """Return the events that the controller appends together with an input event."""
         if isinstance(event, ModelReply) and event.service == "critic":
             return [verdict_of(event, finish_id=self._state.lifecycle.result_id)]
         if not isinstance(event, ModelReply) or event.service != "agent":
@@ -245,7 +249,7 @@ class Replay:
         return list(assessed(led_to, self._state.setup.agent.confirmation, self._state.setup.workspace))
 
     def _error_of_the_shell(self, event: Event) -> list[Event]:
-        """Return what ends the work when something failed that the log does not know, if it is that which follows."""
+        """Return the end of work after an error that the log does not explain, if the next event is that end."""
         unsettled = len(self._state.tools.pending) + len(unanswered(self._state))
         follows = self._events[event.id - 1 : event.id + unsettled]
         for announced in follows:
@@ -257,19 +261,19 @@ class Replay:
 
 
 def replay(events: Sequence[Event]) -> Replayed:
-    """Decide a log again.
+    """Repeat the decisions of a log.
 
     Args:
         events: whole events from the first on, without gaps.
 
     Raises:
-        UsageError: it does not begin with the conversation's creation, or names an agent that this version lacks.
+        UsageError: it does not start with the conversation's creation, or names an agent that this version lacks.
     """
     return Replay(events).run()
 
 
 def _as_recorded(decided: Event | None, event: Event) -> Event | None:
-    """Return a decided event with what the append or the agent's words add to it; None if it is of another kind."""
+    """Return a decided event with the fields added by the append or by the agent's words; None if the kinds differ."""
     if decided is None or type(decided) is not type(event):
         return decided
     update: dict[str, Any] = {"id": event.id, "timestamp": event.timestamp}
@@ -282,8 +286,8 @@ def _as_recorded(decided: Event | None, event: Event) -> Event | None:
 
 def _wanted(effect: Effect) -> str:
     if isinstance(effect, CallModel):
-        return f"the controller wants to ask the model for step {effect.iteration}"
-    return f"the controller wants: {type(effect).__name__}"
+        return f"the controller decides to ask the model for step {effect.iteration}"
+    return f"the controller decides: {type(effect).__name__}"
 
 
 def _shown(event: Event | None) -> list[str]:
@@ -291,7 +295,7 @@ def _shown(event: Event | None) -> list[str]:
 
 
 def main() -> None:
-    """Replay the log on standard input, one event a line, and print the report as JSON."""
+    """Replay the log on standard input, one event per line, and print the report as JSON."""
     try:
         report = replay(events_from_lines(sys.stdin, source="the log")).report()
     except DeckhandsError as error:

@@ -1,4 +1,4 @@
-"""What every conversation of a worker shares."""
+"""The services that all conversations of a worker share."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from controller_worker.model import BatchKeeper, Models, Permits
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What every conversation of a worker shares.
+    """The services that all conversations of a worker share.
 
     Attributes:
-        quotas: of models, for the whole cluster; empty for none.
-        hooks: what the operator does before and after what happens here.
-        turns: of conversations that workers have died with.
-        steps: whose step is next.
-        notebooks: of the store.
-        permits: of model calls; made of the quotas and the store's budgets.
-        keeper: looks after batched calls.
-        figures: what this worker counts.
-        tracing: its spans.
-        sdk_sessions: the programs of the Claude Agent SDK that it holds.
+        quotas: quotas of models, for the whole cluster; empty for none.
+        hooks: the operator's code around calls and events.
+        turns: turns of the conversations that are suspected of killing workers.
+        steps: the order of steps.
+        notebooks: the store's notebooks.
+        permits: permits for model calls, from the quotas and the store's budgets.
+        keeper: polls batched calls.
+        figures: this worker's counters.
+        tracing: this worker's spans.
+        sdk_sessions: this worker's programs of the Claude Agent SDK.
     """
 
     store: Store

@@ -1,15 +1,15 @@
-"""Whose step is next in one controller worker: interactive work first, tenants by weight.
+"""The order of steps in one controller worker: interactive work first, tenants by weight.
 
-A loop that takes up hundreds of conversations at once answers none of them soon. So a few step at once, and the others
-wait in line and come in their turn: each after one step of those before it, not after all that they want to do.
+A loop that steps hundreds of conversations at once answers none of them soon. So only a few step at once, and the
+others wait in line: each comes after one step of those before it, not after all of their work.
 
-While interactive work is taken up or steps, even fewer others are handed a turn: what shares the loop with it makes
-each of its waits for the store longer.
+While interactive work is claimed or steps, even fewer turns go to other work: each of its waits for the store gets
+longer with more work on the same event loop.
 
-Holds: of eight turns that are waited for, one is the last class's and one the middle one's first; within a class, the
+Holds: of eight turns with waiters, one goes first to the last class and one to the middle class. Within a class, the
 turns of tenants are 1/weight apart. A conversation that takes longer than `LONGEST_SECONDS`, because a hook or a
-provider is slow, holds up no other one.
-Does not: order anything while fewer than `AT_ONCE` step, and costs next to nothing then.
+provider is slow, delays no other one.
+Does not: order anything while fewer than `AT_ONCE` step; it costs next to nothing then.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from broker.coordination import Claimed
 
 AT_ONCE = 16
 KEPT = 4
-"""How many more may step at once if they are interactive."""
+"""Additional turns for interactive conversations."""
 BESIDE_INTERACTIVE = 4
-"""How many others may step at once while an interactive one does."""
+"""Turns of other conversations while an interactive one steps."""
 LONGEST_SECONDS = 0.1
 USUAL_ORDER = (0, 1, 2)
 ORDERS = {0: (2, 1, 0), 4: (1, 0, 2)}
-"""By the number of the turn, modulo 8; as in turns.lua."""
+"""The order of classes, by the number of the turn modulo 8; as in turns.lua."""
 
 
 @dataclass(slots=True)
@@ -40,9 +40,9 @@ class Turn:
 
     Attributes:
         rank: of its priority; 0 goes first.
-        share: under which name its tenant stands in line.
-        weight: how much that gets beside others.
-        is_new: it was just claimed, and takes its first steps until it waits for something.
+        share: its tenant's name in the line.
+        weight: its tenant's share relative to others.
+        is_new: it was just claimed, and takes its first steps until its first wait.
     """
 
     turns: StepTurns
@@ -52,14 +52,14 @@ class Turn:
     is_new: bool = True
 
     async def take(self) -> None:
-        """Wait until it may step."""
+        """Wait until the conversation may step."""
         if not self.turns.try_take(self):
             await self.turns.wait(self)
 
     async def take_next(self) -> None:
         """Let others go first between two steps."""
         turns = self.turns
-        # One that was just claimed yields to interactive work alone: its first steps would take as many rounds in line.
+        # A new conversation yields to interactive work only; otherwise each of its first steps would wait in line.
         if turns.is_full_for(self) or (turns.is_waited_for and not self.is_new):
             turns.give(self)
             await self.take()
@@ -72,7 +72,7 @@ class Turn:
 
 @dataclass(slots=True)
 class _Line:
-    """The turns of one class that wait, by place and number."""
+    """The waiting turns of one class, by place and number."""
 
     waiting: list[tuple[float, int, asyncio.Future[None], Turn]] = field(default_factory=list)
     shares: dict[str, float] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class _Line:
     def join(self, number: int, future: asyncio.Future[None], turn: Turn) -> None:
         place = max(self.at, self.shares.get(turn.share, 0.0))
         self.shares[turn.share] = place + 1 / turn.weight
-        # One that was just claimed has waited for that already, and only few are claimed at once.
+        # A new conversation has waited in line before its claim, and only a few are claimed at once.
         heapq.heappush(self.waiting, (self.at if turn.is_new else place, number, future, turn))
 
     def pop(self) -> tuple[asyncio.Future[None], Turn] | None:
@@ -110,11 +110,11 @@ class StepTurns:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether somebody waits for a turn."""
+        """Whether a turn has waiters."""
         return any(self._waiting)
 
     def is_full_for(self, turn: Turn) -> bool:
-        """Whether a turn that is not interactive has to wait, because enough others step beside interactive work."""
+        """Return whether a non-interactive turn must wait, because enough others step beside interactive work."""
         return turn.rank > 0 and self._is_hurried and self._others > BESIDE_INTERACTIVE
 
     def turn_of(self, claimed: Claimed) -> Turn:
@@ -123,7 +123,7 @@ class StepTurns:
 
     @contextmanager
     def hurry(self) -> Iterator[None]:
-        """Hold the others back while interactive work is taken up."""
+        """Hold back other work while interactive work is claimed."""
         self._hurried += 1
         try:
             yield
@@ -132,7 +132,7 @@ class StepTurns:
             self._hand_out()
 
     def try_take(self, turn: Turn) -> bool:
-        """Take a turn if it need not be waited for."""
+        """Take a turn if none is ahead in line."""
         if turn.rank > 0 and self.is_waited_for:
             return False
         if self._waiting[turn.rank] or not self._has_room(turn.rank):
@@ -149,7 +149,7 @@ class StepTurns:
         try:
             await future
         except asyncio.CancelledError:
-            if not future.cancelled():  # it was this conversation's turn
+            if not future.cancelled():  # the turn was already given to this conversation
                 self.give(turn)
             raise
         finally:
@@ -166,13 +166,13 @@ class StepTurns:
 
     @property
     def _others(self) -> int:
-        """How many step that are not interactive."""
+        """Number of non-interactive conversations that step."""
         return len(self._holders) - self._people
 
     def _has_room(self, rank: int) -> bool:
         if rank == 0:
             return len(self._holders) < self._at_once + KEPT
-        # Beside interactive work few others step, but those few do, however much of it there is.
+        # During interactive work only a few others step, but those few always do.
         if self._is_hurried:
             return self._others < min(self._at_once, BESIDE_INTERACTIVE)
         return len(self._holders) < self._at_once
@@ -208,7 +208,7 @@ class StepTurns:
             self._timer = asyncio.get_running_loop().call_later(LONGEST_SECONDS, self._let_pass)
 
     def _let_pass(self) -> None:
-        """No longer count those who take long."""
+        """Stop counting turns that take too long."""
         self._timer = None
         latest = asyncio.get_running_loop().time() - LONGEST_SECONDS
         for key, (_, since) in list(self._holders.items()):

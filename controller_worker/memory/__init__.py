@@ -1,4 +1,4 @@
-"""The log as messages for a model: the View, turns, observations in words.
+"""The log as messages for a model: the View, turns, observations as text.
 
 Start with: conversation_memory.
 """

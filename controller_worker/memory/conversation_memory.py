@@ -1,15 +1,15 @@
-"""From events to messages: what the model sees of a conversation (OpenHands section 7).
+"""From events to messages: the model's view of a conversation (OpenHands section 7).
 
-A `ConversationMemory` is fed events in order and keeps the messages made from them, so that a step costs what is new
-since the last one, not the whole history.
+A `ConversationMemory` is fed events in order and keeps their messages, so that the cost of a step depends on the new
+events and not on the whole history.
 
-Holds: every tool call that is shown has its result right behind it, in the order of the calls; what a request has
-shown, later requests show again unchanged, so that a provider's prompt cache and a backend's memo stay warm; of a call
-whose action or result was left out of the View, neither is shown.
-Differs: a message that a reply could not know, because it came after the prompt was made, or between a call and its
-result, comes after them; the original puts it before, and the model takes what it said for the answer. A finish keeps
-its tool call, with a result, because the original's later prompts show a call without one. A turn that is resumed
-without a message gets a short one, because providers refuse a prompt that ends with the model's own words.
+Holds: every shown tool call is directly followed by its result, in the order of the calls. Messages shown in one
+request are unchanged in later ones, so that a provider's prompt cache and a backend's memo stay warm. If the View
+leaves out a call's action or result, neither is shown.
+Differs: a message that arrived after a reply's prompt was made, or between a call and its result, comes after them; the
+original puts it before, and the model takes the reply for an answer to it. A finish keeps its tool call, with a
+result; the original's later prompts show a call without one. A turn that is resumed without a message gets a short
+one, because providers refuse a prompt that ends with the model's own words.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ SYSTEM_MESSAGES_KEPT = 64
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """How a model is shown a conversation.
+    """Options for showing a conversation to a model.
 
     Attributes:
         max_message_chars: longest text of one observation; longer ones lose their middle.
-        sees_images: whether the model takes images.
+        sees_images: whether the model accepts images.
         shows_pages: whether it is shown pictures of pages (`enable_som_visual_browsing`).
-        shows_recalls: whether what recalls found is shown (`enable_prompt_extensions`).
+        shows_recalls: whether the results of recalls are shown (`enable_prompt_extensions`).
         disabled_skills: names of skills that are not shown (`disabled_microagents`).
     """
 
@@ -76,7 +76,7 @@ class _Shown:
 
 @lru_cache(maxsize=SYSTEM_MESSAGES_KEPT)
 def _system_message(text: str) -> Message:
-    """Return the message of a system prompt: conversations with the same share it, and all that is made of it."""
+    """Return the message of a system prompt. Conversations with the same prompt share it and its derived forms."""
     return Message("system", (TextPart(text),))
 
 
@@ -84,7 +84,7 @@ class ConversationMemory:
     """The messages of one conversation."""
 
     def __init__(self, options: PromptOptions | None = None) -> None:
-        """Begin with nothing."""
+        """Create an empty memory."""
         self._options = options or PromptOptions()
         self._shown: list[_Shown] = []
         self._places: dict[int, _Shown] = {}
@@ -92,11 +92,11 @@ class ConversationMemory:
         self._skills: set[str] = set()
         self._notes: set[Note] = set()
         self._turn: OpenTurn | None = None
-        # What the next reply may not have seen, as it was before it was joined on: the tail of what is shown.
+        # Messages since the latest reply, as they were before joining. The next reply may not have seen them.
         self._since_reply: list[tuple[int, Message]] = []
 
     def add(self, event: Event) -> None:
-        """Take in the next event; what is neither of the View nor belongs to it is passed over."""
+        """Add the next event; events outside the View and its companions are ignored."""
         if not is_shown(event) and not is_companion(event):
             return
         if isinstance(event, ModelReply):
@@ -127,7 +127,7 @@ class ConversationMemory:
             shown.message = _masked(shown.message, text)
 
     def messages(self) -> list[Message]:
-        """Return the messages so far; of a turn with open calls, only the calls that have results."""
+        """Return the messages so far; of a turn with open calls, only the calls with results."""
         if self._turn is None:
             return [shown.message for shown in self._shown]
         whole = list(self._shown)
@@ -156,7 +156,7 @@ class ConversationMemory:
             self._place(self._join(self._shown, event_id, message))
 
     def _join(self, whole: list[_Shown], event_id: int, message: Message) -> _Shown:
-        """Append a message; a person's second in a row begins with a blank line (OpenHands 7.3)."""
+        """Append a message; a second user message in a row starts with a blank line (OpenHands 7.3)."""
         mask = self._masks.get(event_id) if event_id else None
         if mask is not None:
             message = _masked(message, mask)
@@ -181,7 +181,8 @@ class ConversationMemory:
             case Action(source=EventSource.USER, runnable=True):
                 return _said(event.user_text)
             case CmdOutputObservation(tool_call_metadata=None):
-                return _said(self._cut(f"\nObserved result of command executed by user:\n{event.agent_text}"))
+                text = f"\nObserved result of command executed by user:\n{event.agent_text}"
+                return _said(truncate_content(text, self._options.max_message_chars))
             case AgentStateChangedObservation(agent_state=AgentState.RUNNING):
                 return _said(CONTINUE) if self._is_silence() else None
             case RecallObservation():
@@ -192,21 +193,21 @@ class ConversationMemory:
         return None
 
     def _pictures_of(self, event: Event) -> Message | None:
-        """Return the images of an agent's own message: providers take none within what the model said."""
+        """Return the images of an agent's own message: providers accept none in the model's messages."""
         if not isinstance(event, MessageAction) or event.source is not EventSource.AGENT:
             return None
         images = self._images(event)
         return Message("user", (TextPart(OWN_IMAGES), *images)) if images else None
 
     def _images(self, message: MessageAction) -> Content:
-        """Return the images of a message, each behind its number."""
+        """Return the images of a message, each after its number."""
         urls = [url for url in message.image_urls or () if is_image_url(url)]
         if not self._options.sees_images:
             return (NOT_SEEN,) * len(urls)
         return tuple(part for n, url in enumerate(urls, 1) for part in (TextPart(f"Image {n}:"), ImagePart(url)))
 
     def _recalled(self, recall: RecallObservation) -> Message | None:
-        """Return what a recall found, without the skills and notes that are shown already."""
+        """Return the result of a recall, without skills and notes that are already shown."""
         options = self._options
         if not options.shows_recalls:
             return None
@@ -222,11 +223,11 @@ class ConversationMemory:
         return Message("user", content) if content else None
 
     def _is_silence(self) -> bool:
-        """Say whether the model spoke last, and nobody has answered."""
+        """Return whether the last message is the model's."""
         return self._turn is None and bool(self._shown) and self._shown[-1].message.role == "assistant"
 
     def _result_of(self, event: Event) -> Result | None:
-        """Return the result of the tool call the event belongs to, or None if it brings none."""
+        """Return the result that the event brings for its tool call, or None."""
         if isinstance(event, AgentFinishAction):
             return Result(event.id, (TextPart(FINISH_RESULT),))
         if not isinstance(event, Observation):
@@ -245,16 +246,13 @@ class ConversationMemory:
             shows_pages=options.shows_pages,
         )
 
-    def _cut(self, text: str) -> str:
-        return truncate_content(text, self._options.max_message_chars)
-
 
 def _said(text: str) -> Message:
     return Message("user", (TextPart(text),))
 
 
 def _masked(message: Message, text: str) -> Message:
-    """Return the message with another text, in the same place behind its neighbour."""
+    """Return the message with another text, still joined to its neighbor as before."""
     first = message.content[0] if message.content else None
     is_joined = message.role == "user" and isinstance(first, TextPart) and first.text.startswith("\n\n")
     return replace(message, content=(TextPart(f"\n\n{text}" if is_joined else text),))

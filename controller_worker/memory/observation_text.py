@@ -1,6 +1,6 @@
-"""How a model reads an observation (OpenHands 7.2: prefixes, suffixes, notes).
+"""Observations as text for the model (OpenHands 7.2: prefixes, suffixes, notes).
 
-Holds: a function of the event; what is longer than allowed loses its middle, but for files, recalls and images.
+Holds: a function of the event. Texts over the limit lose their middle, except for files, recalls and images.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from controller_worker.providers import NOT_SEEN, ImagePart, TextPart
 Content = tuple[TextPart | ImagePart, ...]
 
 MAX_IMAGE_CHARS = 5 * 2**20
-"""Of a picture in base64; Anthropic refuses longer ones."""
+"""Length of a picture in base64; Anthropic refuses longer ones."""
 
 _BEGINNINGS = {
     "data:image/png;base64": re.compile("iVBORw0KGgo"),
@@ -22,7 +22,7 @@ _BEGINNINGS = {
     "data:image/gif;base64": re.compile("R0lGOD"),
     "data:image/webp;base64": re.compile("UklGR.{6}XRUJQ"),
 }
-"""What a picture of this kind begins with, in base64."""
+"""The first characters of a picture of each type, in base64."""
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _END = re.compile(r"[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==")
 
@@ -34,12 +34,12 @@ NO_SCREENSHOT_NOTE = "\nThere is no usable image of the page; go by its accessib
 
 
 def content_of(event: Observation, *, max_chars: int, sees_images: bool, shows_pages: bool = True) -> Content:
-    """Return what the model is shown of an observation; nothing for what it never sees.
+    """Return the content of an observation for the model; empty for hidden ones.
 
     Args:
         max_chars: longest text.
-        sees_images: whether the model takes images; without, a note stands for each.
-        shows_pages: whether pictures of pages are shown; their text says what is on them.
+        sees_images: whether the model accepts images; if not, a note replaces each.
+        shows_pages: whether pictures of pages are shown; if not, only their text.
     """
     if isinstance(event, BrowserOutputObservation):
         return _page(event, max_chars, is_shown=sees_images and shows_pages)
@@ -52,15 +52,15 @@ def content_of(event: Observation, *, max_chars: int, sees_images: bool, shows_p
 
 
 def is_image_url(url: str) -> bool:
-    """Say whether a provider can be given this image of a person's message: an address, or the image itself."""
+    """Return whether an image of a user's message can be given to a provider: an address, or the image itself."""
     return url.startswith(("https://", "http://")) or is_inline_image(url)
 
 
 def is_inline_image(url: str) -> bool:
-    """Say whether this is a whole image in a `data:` URL that providers take.
+    """Return whether this is a complete image in a `data:` URL of a form that providers accept.
 
     A tool may return anything as an image. A provider that refuses an image refuses every later prompt with it, and a
-    client that downloads images would fetch any address a tool names from the controller's network.
+    client that downloads images would fetch any address named by a tool from the controller's network.
     """
     head, _, encoded = url.partition(",")
     beginning = _BEGINNINGS.get(head)

@@ -1,8 +1,8 @@
-"""A turn: a reply of the model, the actions it led to, and their results.
+"""A turn: a reply of the model, its actions, and their results.
 
-Holds: a call is shown if both its action and its result are there; a call that led to no action is answered by an
-observation without a cause; of an action that a person changed before it ran, the result says what ran, because the
-call shows what the model wrote.
+Holds: a call is shown if both its action and its result are there. A call without an action is answered by an
+observation without a cause. If a user edited an action before it ran, the result names the edited action, because the
+call shows the model's version.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from controller_worker.providers import Message, TextPart, ToolCall
 EDITED = "A person changed this action before it ran. What ran has:\n{fields}\n\n"
 MAX_EDITED_CHARS = 2_000
 NOT_EDITED = frozenset({"id", "timestamp", "thought", "confirmation_state", "replaces", "security_risk", "blobs"})
-"""Fields in which a copy differs from what it replaces though nobody has edited it."""
+"""Fields in which a copy differs from the original action without an edit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a tool call brought, and the event it came with."""
+    """The result of a tool call, and its event."""
 
     event_id: int
     content: Content
@@ -32,10 +32,10 @@ class Result:
 
 @dataclass(slots=True)
 class OpenTurn:
-    """A reply whose calls do not all have results yet.
+    """A reply with calls that still need results.
 
     Attributes:
-        meanwhile: what came since its prompt was made, with its event ids.
+        meanwhile: messages since its prompt was made, with their event ids.
     """
 
     reply: ModelReply
@@ -48,14 +48,14 @@ class OpenTurn:
     _pictures: tuple[tuple[int, Message], ...] = ()
 
     def concerns(self, event: Event) -> bool:
-        """Say whether an event belongs to this turn: by its tool call, or as what a reply without calls led to."""
+        """Return whether an event belongs to this turn: by its tool call, or as the effect of a reply without calls."""
         metadata = event.tool_call_metadata
         if metadata is not None:
             return metadata.reply_id == self.reply.id
         return not self.reply.tool_calls and _is_led_to(event, self.reply)
 
     def take(self, event: Event, result: Result | None, pictures: Message | None = None) -> None:
-        """Take in an event of the turn, the result it brings, and the images of what it says."""
+        """Add an event of the turn, the result it brings, and the images of its message."""
         metadata = event.tool_call_metadata
         if metadata is None:
             self._is_spoken = True
@@ -70,13 +70,13 @@ class OpenTurn:
             self._results[metadata.tool_call_id] = _behind(self._edits.get(metadata.tool_call_id, ""), result)
 
     def is_complete(self) -> bool:
-        """Say whether nothing is missing."""
+        """Return whether nothing is missing."""
         return len(self._results) == len(self.reply.tool_calls) and (bool(self.reply.tool_calls) or self._is_spoken)
 
     def messages(self) -> list[tuple[int, Message]]:
-        """Return the reply with those of its calls that have results, and the results; nothing if none has.
+        """Return the reply with its calls that have results, and the results; empty if there are none.
 
-        Each with the id of the event it was made from; 0 for the reply itself.
+        Each message has the id of its event; 0 for the reply itself.
         """
         reply = self.reply
         calls = tuple(
@@ -97,7 +97,7 @@ class OpenTurn:
 
 
 def told_edit(asked: Action, ran: Action) -> str:
-    """Return what tells the model that not what it asked for ran; empty if it did, or if the result says so itself."""
+    """Return a note for the model that an edited action ran; empty if its own ran, or if the result says so itself."""
     fields = [] if isinstance(ran, PlanAction) else list(_edited(asked, ran))
     return EDITED.format(fields="\n".join(f"{name}: {value}" for name, value in fields)) if fields else ""
 

@@ -1,11 +1,11 @@
-"""The View: the part of the history that the model is shown (OpenHands section 8).
+"""The View: the part of the history that the model sees (OpenHands section 8).
 
-A `ViewFold` is fed the log in order and keeps the View up, so that a step costs what is new. A `View` is what a
-condenser gets and gives.
+A `ViewFold` is fed the log in order and updates the View, so that the cost of a step depends on the new events. A
+`View` is the input and output of a condenser.
 
-Holds: the system message comes first, whatever came before it in the log; what a condensation forgot never comes back;
-only the latest summary is shown.
-Does not: decide what is forgotten; see `controller_worker.memory.condensers`.
+Holds: the system message comes first, wherever it is in the log. Forgotten events never come back. Only the latest
+summary is shown.
+Does not: decide which events are forgotten; see `controller_worker.memory.condensers`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from broker.contract import (
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a condenser looks at. Its events are not to be changed in place.
+    """The input of a condenser. Its events must not be changed in place.
 
     Attributes:
-        events: what is shown, in order; a summary has the id 0.
-        has_request: a condensation was asked for and there has been none since.
-        overflows: how many prompts in a row did not fit the model.
-        masks: what stood for events in earlier Views of the same log, by id and text, so that each is made once.
+        events: the shown events, in order; a summary has the id 0.
+        has_request: a condensation was requested and there has been none since.
+        overflows: number of consecutive prompts that did not fit the model.
+        masks: placeholders of earlier Views of the same log, by id and text, so that each is made once.
     """
 
     events: Sequence[Event]
@@ -55,9 +55,9 @@ class ViewFold:
     """The View of one log, event by event.
 
     Attributes:
-        version: the last event taken in.
-        condensations: how many of them have been taken in, and how often another agent has taken over; after one,
-            messages made before are out of date.
+        version: the last event added.
+        condensations: number of condensations and of changes of agent so far; after one, messages made before are out
+            of date.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class ViewFold:
         self._masks: dict[tuple[int, str], Event] = {}
 
     def add(self, event: Event) -> None:
-        """Take in the next event of the log."""
+        """Add the next event of the log."""
         assert event.id == self.version + 1, f"event {event.id} after version {self.version}"
         self.version = event.id
         match event:
@@ -95,24 +95,24 @@ class ViewFold:
                 self._events.append(event)
 
     def skip(self, event: Event) -> None:
-        """Leave out the next event of the log, which was taken back."""
+        """Skip the next event of the log, which was taken back."""
         self.version = event.id
 
     def view(self, *, overflows: int = 0) -> View:
-        """Return the View now. It grows with the fold until the next condensation."""
+        """Return the current View. It grows with the fold until the next condensation."""
         return View(self._events, self._has_request, overflows, self._masks)
 
     def script(self, events: Sequence[Event]) -> Iterator[Event]:
-        """Return what the model's messages are made of: these events of the View, and what belongs to them.
+        """Return the events that the model's messages are made of: those of the View, and their companions.
 
-        Whatever was forgotten, there is a system message, and the task behind it unless another message of a person
-        stands there (OpenHands 7.1).
+        Even after forgetting, there is a system message, followed by the task unless another user message is there
+        (OpenHands 7.1).
         """
         replies = _replies_of(events)
         companions = iter([*(one for one in self._companions if not _is_reply(one) or one.id in replies), None])
         companion = next(companions)
         for event in self._essential(events):
-            # The system message comes first whenever it was written, and takes nothing along.
+            # The system message comes first whenever it was written, and takes no companions along.
             while companion is not None and event is not self._system and 0 < companion.id < event.id:
                 yield companion
                 companion = next(companions)
@@ -132,13 +132,13 @@ class ViewFold:
         return [*others[:place], self._task, *others[place:]]
 
     def _make_way(self) -> None:
-        """Leave the planning agent's system message out: the other agent's takes its place."""
+        """Remove the planning agent's system message: the other agent's replaces it."""
         self._events = [event for event in self._events if event is not self._system]
         self._system = None
         self.condensations += 1
 
     def _forget(self, condensation: CondensationAction) -> None:
-        """Leave out what is forgotten, and put the latest summary in its place."""
+        """Remove forgotten events, and put the latest summary in their place."""
         self._has_request = False
         if condensation.summary is not None and condensation.summary_offset is not None:
             self._summary = AgentCondensationObservation(content=condensation.summary)
@@ -148,7 +148,8 @@ class ViewFold:
         if self._summary is not None:
             kept.insert(self._summary_offset, self._summary)
         self._events = kept
-        replies, last = _replies_of(kept), max(forgotten, default=0)
+        replies = _replies_of(kept)
+        last = max(forgotten, default=0)
         self._companions = [
             event for event in self._companions if event.id in replies or (event.id > last and not _is_reply(event))
         ]
@@ -157,21 +158,21 @@ class ViewFold:
 
 
 def is_shown(event: Event) -> bool:
-    """Say whether an event counts in the View."""
+    """Return whether an event belongs to the View."""
     if isinstance(event, CmdRunAction | CmdOutputObservation) and event.hidden:
         return False
     return event.is_shown_to_model or event.tool_call_metadata is not None
 
 
 def is_companion(event: Event) -> bool:
-    """Say whether an event is not part of the View but tells how a part of it reads."""
+    """Return whether an event is outside the View but affects the text of an event in it."""
     if isinstance(event, AgentStateChangedObservation):
         return event.agent_state is AgentState.RUNNING
     return _is_reply(event)
 
 
 def _replies_of(events: Sequence[Event]) -> set[int]:
-    """Return the ids of the replies that led to these events, and of events that are none."""
+    """Return the ids of the replies behind these events, and of the events that have none."""
     named = {event.tool_call_metadata.reply_id for event in events if event.tool_call_metadata is not None}
     return named | {event.id - 1 for event in events if isinstance(event, Action)}
 

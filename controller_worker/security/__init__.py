@@ -1,4 +1,4 @@
-"""How dangerous an action is, and whether a person is asked before it runs.
+"""The risk of an action, and whether a user must confirm it before it runs.
 
 Start with: assessment.
 """

@@ -1,8 +1,8 @@
-"""How dangerous an action is, and whether a person is asked first: for every action that a tool worker would run.
+"""The risk of every runnable action, and whether a user must confirm it first.
 
-Holds: pure; an analyzer that fails says HIGH, and a policy that fails asks; no runnable action goes unassessed while a
-policy asks for it.
-Differs: the original asks for five types of actions only, and of those three ran before they were confirmed.
+Holds: pure. A failing analyzer counts as HIGH, and a failing policy asks. Every runnable action is assessed while a
+policy requires it.
+Differs: the original asks for only five types of actions, and ran three of those before they were confirmed.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _log = logging.getLogger(__name__)
 
 
 def assessed(events: Iterable[Event], policy: ConfirmationPolicy, workspace: WorkspaceSpec) -> tuple[Event, ...]:
-    """Return the events with the risk of each runnable action, and with those waiting that a person must confirm.
+    """Return the events with the risk of each runnable action; actions that a user must confirm are marked as waiting.
 
     Raises:
-        UsageError: the policy names a plug-in that is not here.
+        UsageError: the policy names a plug-in that is not installed.
     """
     if policy.mode == "never":
         return tuple(events)
@@ -57,12 +57,12 @@ def assessed(events: Iterable[Event], policy: ConfirmationPolicy, workspace: Wor
 
 
 def _is_examined(event: Event) -> TypeGuard[RiskyAction]:
-    # Who has to agree to a plan is said where the planning agent is. An ACP agent asks before it acts.
+    # The planning agent decides whether a plan needs a confirmation. An ACP agent asks before it acts.
     return isinstance(event, RiskyAction) and not isinstance(event, PlanAction | AcpTurnAction)
 
 
 def risk_of(action: RiskyAction, policy: ConfirmationPolicy, workspace: WorkspaceSpec) -> ActionSecurityRisk:
-    """Return the risk of an action as the policy's analyzer sees it."""
+    """Return the risk of an action according to the policy's analyzer."""
     if policy.analyzer == "none":
         return ActionSecurityRisk.UNKNOWN
     if policy.analyzer == "llm":
@@ -80,10 +80,10 @@ def risk_of(action: RiskyAction, policy: ConfirmationPolicy, workspace: Workspac
 
 
 def parsed_risk(action: RiskyAction, workspace: str) -> ActionSecurityRisk:
-    """Return the risk that the action itself shows; never UNKNOWN."""
+    """Return the risk derived from the action itself; never UNKNOWN."""
     match action:
         case CmdRunAction(is_input=True, command=command):
-            # Whatever else is typed means what the running program takes it for.
+            # The effect of any other input depends on the running program.
             return ActionSecurityRisk.LOW if command.strip() in KEYS or not command.strip() else ActionSecurityRisk.HIGH
         case CmdRunAction(control="list" | "kill" | "reset"):
             return ActionSecurityRisk.LOW
@@ -97,7 +97,7 @@ def parsed_risk(action: RiskyAction, workspace: str) -> ActionSecurityRisk:
         case FileEditAction() | FileWriteAction():
             return writing_risk(action.path, workspace)
         case ApplyPatchAction():
-            # A path that the parser would not find is none that the editor finds either; both read the same heads.
+            # The editor finds no path that this pattern misses: both read the same header lines.
             paths = [path.strip() for path in PATCHED_PATHS.findall(action.patch)]
             return max((writing_risk(path, workspace) for path in paths), default=ActionSecurityRisk.HIGH)
         case BrowseURLAction() | BrowseInteractiveAction():
@@ -108,7 +108,7 @@ def parsed_risk(action: RiskyAction, workspace: str) -> ActionSecurityRisk:
 
 
 def _risk_of_call(call: AcpCall, workspace: str) -> ActionSecurityRisk:
-    """Return the risk of what an ACP agent says it wants to do; what it does not say in full is dangerous."""
+    """Return the risk of an ACP agent's announced action; an incomplete announcement is HIGH."""
     paths = [*call.paths, *(diff.path for diff in call.diffs)]
     if call.command:
         return max([shell_risk(call.command, workspace), *(writing_risk(path, workspace) for path in paths)])
@@ -120,7 +120,7 @@ def _risk_of_call(call: AcpCall, workspace: str) -> ActionSecurityRisk:
 
 
 def needs_confirmation(action: RiskyAction, risk: ActionSecurityRisk, policy: ConfirmationPolicy) -> bool:
-    """Say whether a person is asked for an action of this risk."""
+    """Return whether a user must confirm an action of this risk."""
     if policy.mode in ("never", "always"):
         return policy.mode == "always"
     if policy.mode != "risky":

@@ -1,7 +1,7 @@
-"""How dangerous each program is: tables, and the rules for programs whose arguments decide.
+"""The risk of each program: tables, and rules for programs with decisive arguments.
 
-Holds: a program that is not named here is MEDIUM: it is known what is run, not what it does.
-Does not: contain anything; the sandbox does. This is a hint for the person who is asked.
+Holds: a program without an entry is MEDIUM: its name is known, its effect is not.
+Does not: contain anything; the sandbox does. The risk is a hint for the user who confirms.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from controller_worker.security.path_risk import reading_risk, writing_risk
 LOW, MEDIUM, HIGH = ActionSecurityRisk.LOW, ActionSecurityRisk.MEDIUM, ActionSecurityRisk.HIGH
 
 Arguments = Sequence[str | None]
-"""The words after the program's name; None for one that is not known before it runs."""
+"""The words after the program's name; None for a word that is unknown before it runs."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -27,14 +27,14 @@ READERS = _words(
     "ls cat head tail wc grep egrep fgrep rg ag tree file stat du df diff cmp comm sort uniq cut tr nl od xxd hexdump "
     "strings md5sum sha1sum sha256sum cksum readlink realpath column paste fold jq yq less more zcat bat"
 )
-"""Programs that only read what their arguments name."""
+"""Programs that only read the paths in their arguments."""
 HARMLESS = _words(
     "echo printf pwd cd true false : test [ date whoami id uname hostname basename dirname seq sleep wait jobs type "
     "which whereis printenv env ps top free uptime nproc arch expr let read shift return exit break continue set unset "
     "local readonly pushd popd dirs hash times ulimit umask getopts clear tput yes"
 )
 WRITERS = _words("cp mv ln tee touch mkdir rmdir install truncate split patch unzip tar gzip gunzip zip xz")
-"""Programs that write what their arguments name."""
+"""Programs that write the paths in their arguments."""
 DESTROYERS = _words("rm unlink shred")
 PERMISSIONS = _words("chmod chown chgrp setfacl chattr")
 DANGEROUS = _words(
@@ -94,7 +94,7 @@ def _writes(arguments: Arguments, workspace: str) -> ActionSecurityRisk:
 
 
 def _values(arguments: Arguments) -> list[str | None]:
-    """Return what options have as values too: `--target=/etc` names a path."""
+    """Return the arguments, with the values of options: `--target=/etc` names a path."""
     return [
         word.partition("=")[2] if word is not None and word.startswith("-") else word
         for word in arguments
@@ -106,11 +106,9 @@ def _downloads(arguments: Arguments, workspace: str) -> ActionSecurityRisk:
     if any(word is None or UPLOAD_FLAG.fullmatch(word) for word in arguments):
         return HIGH
     follows_output = [word for flag, word in pairwise(arguments) if flag in ("-o", "-O", "--output", "-P")]
-    return max([MEDIUM, *(writing_risk(word, workspace) for word in follows_output if not _is_address(word))])
-
-
-def _is_address(word: str | None) -> bool:
-    return word is not None and "://" in word
+    return max(
+        [MEDIUM, *(writing_risk(word, workspace) for word in follows_output if word is None or "://" not in word)]
+    )
 
 
 def _interprets(arguments: Arguments) -> ActionSecurityRisk:
@@ -150,7 +148,7 @@ def _git(arguments: Arguments, _: str) -> ActionSecurityRisk:
     if not arguments or any(word is None for word in arguments):
         return HIGH
     verb = arguments[0] or ""
-    if verb.startswith("-"):  # a setting or another repository, whose settings may name programs to run
+    if verb.startswith("-"):  # a setting or another repository, which may name programs to run
         return LOW if verb in ("--version", "--help", "--no-pager") and len(arguments) == 1 else HIGH
     if verb in GIT_SENDS or any(word is not None and re.match(r"--(ext|upload-pack|exec)", word) for word in arguments):
         return HIGH

@@ -1,7 +1,7 @@
-"""How dangerous it is to read or to change what a path names.
+"""The risk of reading or changing a path.
 
-Holds: a path that is not known before it is used is dangerous to change; nothing is looked up, so that the same action
-has the same risk everywhere.
+Holds: changing a path that is unknown before its use is HIGH. No path is looked up, so that the same action has the
+same risk everywhere.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ RUNS_LATER = re.compile(
     r"(^|/)(\.git/(hooks|config)|\.gitconfig|\.bash(rc|_profile|_login)|\.profile|\.zshrc|authorized_keys"
     r"|sitecustomize\.py|usercustomize\.py)|\.pth$"
 )
-"""What is written there runs when somebody does something else."""
+"""Files that other programs run later."""
 WORKSPACE = "/workspace"
 SCRATCH = ("/tmp/", "/var/tmp/")  # noqa: S108  (what commands write there, not we)
 NOWHERE = frozenset({"/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty"})
 
 
 def reading_risk(path: str | None, workspace: str) -> ActionSecurityRisk:
-    """Return the risk of reading a path; None for one that is not known."""
+    """Return the risk of reading a path; None for an unknown one."""
     if path is None:
         return MEDIUM
     if SECRETS.search(path):
@@ -37,7 +37,7 @@ def reading_risk(path: str | None, workspace: str) -> ActionSecurityRisk:
 
 
 def writing_risk(path: str | None, workspace: str) -> ActionSecurityRisk:
-    """Return the risk of changing or deleting what a path names; None for one that is not known."""
+    """Return the risk of changing or deleting a path; None for an unknown one."""
     if path is None or SECRETS.search(path) or RUNS_LATER.search(path):
         return HIGH
     if path in NOWHERE or path.startswith(SCRATCH):
@@ -47,7 +47,7 @@ def writing_risk(path: str | None, workspace: str) -> ActionSecurityRisk:
 
 
 def _is_inside(path: str, workspace: str) -> bool:
-    """Say whether a path, taken from somewhere in the workspace, stays in it."""
+    """Return whether a path, relative to any directory in the workspace, stays in it."""
     if path.startswith("~"):
         return False
     if path.startswith("/"):

@@ -1,7 +1,7 @@
 """Confirmation policies and risk analyzers of installed packages, by entry point.
 
-Holds: a package cannot replace what is built in; its code is loaded only when a conversation names it. What it raises
-never lets an action run unasked.
+Holds: a package cannot replace a built-in policy or analyzer. Its code is loaded only when a conversation names it. If
+it raises, no action runs unconfirmed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _WHAT = {POLICIES: "confirmation policy", ANALYZERS: "risk analyzer"}
 
 
 class PolicyPlugin(Protocol):
-    """What decides whether a person is asked. It is made with the policy's settings, for each reply."""
+    """Decides whether a user must confirm. Made with the policy's settings, for each reply."""
 
     def needs_confirmation(self, action: RiskyAction, risk: ActionSecurityRisk) -> bool:
-        """Say whether a person is asked before an action runs. Pure, so that a replay decides the same."""
+        """Return whether a user must confirm an action before it runs. Pure, so that a replay decides the same."""
         ...
 
 
 class AnalyzerPlugin(Protocol):
-    """What says how dangerous an action is. It is made with the policy's settings, for each reply."""
+    """Rates the risk of actions. Made with the policy's settings, for each reply."""
 
     def risk(self, action: RiskyAction, workspace: str) -> ActionSecurityRisk:
         """Return the risk of an action. Pure, so that a replay decides the same.
@@ -37,13 +37,13 @@ class AnalyzerPlugin(Protocol):
 
 
 def policy_plugin(policy: ConfirmationPolicy) -> PolicyPlugin | None:
-    """Return the plug-in that a policy names; None: it is built in. Raises what `check_plugins` does."""
+    """Return the plug-in that a policy names, or None for a built-in one. Raises like `check_plugins`."""
     found: PolicyPlugin | None = _made(POLICIES, policy)
     return found
 
 
 def analyzer_plugin(policy: ConfirmationPolicy) -> AnalyzerPlugin | None:
-    """Return the analyzer that a policy names; None: it is built in. Raises what `check_plugins` does."""
+    """Return the analyzer that a policy names, or None for a built-in one. Raises like `check_plugins`."""
     found: AnalyzerPlugin | None = _made(ANALYZERS, policy)
     return found
 
@@ -54,10 +54,10 @@ def known_plugins() -> Mapping[str, list[str]]:
 
 
 def check_plugins(policy: ConfirmationPolicy) -> None:
-    """Make sure that what a policy names is here and can be made.
+    """Check that the plug-ins named by a policy are installed and can be made.
 
     Raises:
-        UsageError: it is not, or cannot be loaded.
+        UsageError: one is missing or cannot be loaded.
     """
     for group, _ in policy.plugins:
         _made(group, policy)
@@ -67,7 +67,8 @@ def _made(group: str, policy: ConfirmationPolicy) -> Any:
     name = dict(policy.plugins).get(group)
     if name is None:
         return None
-    what, installed = _WHAT[group], entry_points(group)
+    what = _WHAT[group]
+    installed = entry_points(group)
     if name not in installed.names:
         known = ", ".join(sorted(installed.names)) or "none"
         raise UsageError(f"There is no {what} named {name!r}.", remedy=f"Besides the built-in ones there are: {known}.")

@@ -1,9 +1,9 @@
-"""The risk of a command, by parsing it as bash (docs/security.md has the rules in words).
+"""The risk of a command, found by parsing it as bash (docs/security.md lists the rules).
 
-Holds: fails closed: what cannot be parsed, and what is not known before it runs (a program's name from a variable,
-`eval`, a program on an interpreter's standard input), is HIGH; every command in it counts, those in substitutions,
-functions and loops too; pure, so that the same command has the same risk everywhere.
-Does not: contain anything; a command can always be hidden from a parser. The sandbox is the wall.
+Holds: fails closed: code that cannot be parsed or is unknown before it runs (a program's name from a variable, `eval`,
+a program on an interpreter's standard input) is HIGH. Every command counts, also in substitutions, functions and
+loops. Pure, so that the same command has the same risk everywhere.
+Does not: contain anything; a command can always be hidden from a parser. The sandbox is the boundary.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from controller_worker.security.path_risk import reading_risk, writing_risk
 
 MAX_COMMAND_CHARS = 100_000
 MAX_DEPTH = 40
-"""Deeper nesting is nothing a person can judge either."""
+"""Deeper nesting cannot be judged by a user either."""
 
 SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "fish", "busybox"))
 BIN_DIRECTORIES = re.compile(r"(/usr)?(/local)?/s?bin/")
@@ -28,7 +28,7 @@ POISONED_VARIABLES = re.compile(
     r"(PATH|IFS|ENV|BASH_ENV|BASH_FUNC_.*|SHELLOPTS|PS4|PROMPT_COMMAND|EDITOR|VISUAL|PAGER|LD_.*|DYLD_.*|PYTHON.*|PERL.*"
     r"|RUBY.*|NODE_.*|GIT_.*|.*_PROXY|.*_proxy|CDPATH|GLOBIGNORE)(\[.*)?"
 )
-"""Variables that make other programs do something else."""
+"""Variables that change the behavior of other programs."""
 WRAPPERS: dict[str, frozenset[str]] = {
     "env": frozenset(("-u", "-C", "--unset", "--chdir")),
     "nice": frozenset(("-n",)),
@@ -42,7 +42,7 @@ WRAPPERS: dict[str, frozenset[str]] = {
     "stdbuf": frozenset(("-i", "-o", "-e")),
     "xargs": frozenset(("-n", "-P", "-I", "-L", "-d", "-s", "-a", "-E")),
 }
-"""Programs that run the program in their arguments, and which of their options take a value."""
+"""Programs that run the program in their arguments, with their options that take a value."""
 FIND_RUNS = frozenset(("-exec", "-execdir", "-ok", "-okdir"))
 MAX_FIND_RUNS = 20
 FIND_WRITES = frozenset(("-delete", "-fprint", "-fprintf", "-fls", "-fprint0"))
@@ -71,10 +71,10 @@ class _Reading:
         self._workspace = workspace
 
     def of(self, node: tree_sitter.Node, depth: int, *, is_fed: bool = False) -> ActionSecurityRisk:
-        """Return the highest risk of a node and all below it.
+        """Return the highest risk of a node and all nodes below it.
 
         Args:
-            is_fed: its standard input comes from another command or stands in the text.
+            is_fed: its standard input comes from another command or is in the text.
         """
         if depth > MAX_DEPTH:
             return HIGH
@@ -108,7 +108,7 @@ class _Reading:
             return HIGH
         name = BIN_DIRECTORIES.sub("", name) if BIN_DIRECTORIES.match(name) else name
         if "/" in name:
-            return MEDIUM  # a program of the workspace, or one that is not known here
+            return MEDIUM  # a program of the workspace, or an unknown one
         if name in SHELLS:
             return self._shell(arguments, depth)
         if name in WRAPPERS:
@@ -129,7 +129,7 @@ class _Reading:
                 script = words[position + 1] if position + 1 < len(words) else ""
                 return self._script(script, depth)
             if not word.startswith(("-", "+")):
-                return MEDIUM  # a script that stands in a file
+                return MEDIUM  # a script in a file
         return LOW if words == ["--version"] else HIGH
 
     def _script(self, script: str, depth: int) -> ActionSecurityRisk:
@@ -137,7 +137,7 @@ class _Reading:
         return HIGH if root is None or root.has_error or not script.strip() else self.of(root, depth + 1)
 
     def _wrapped(self, name: str, arguments: Arguments, *, is_fed: bool, depth: int) -> ActionSecurityRisk:
-        """Return the risk of the program that another one runs."""
+        """Return the risk of a program that another one runs."""
         left = list(arguments)
         while left:
             word = left[0]
@@ -159,7 +159,7 @@ class _Reading:
             return LOW
         if left[0] is None:
             return HIGH
-        # What xargs adds to the arguments is not known.
+        # The arguments added by xargs are unknown.
         rest: list[str | None] = [*left[1:], None] if name == "xargs" else left[1:]
         return self._program(left[0], rest, is_fed=is_fed and name != "xargs", depth=depth + 1)
 
@@ -196,7 +196,7 @@ class _Reading:
 
 
 def _known_text(node: tree_sitter.Node) -> str | None:
-    """Return what a word is when it runs; None if that is not known before. A glob in a path counts as itself."""
+    """Return the value of a word at run time; None if it is unknown before. A glob in a path counts as itself."""
     match node.type:
         case "word" | "number":
             text = _text(node)
@@ -210,7 +210,7 @@ def _known_text(node: tree_sitter.Node) -> str | None:
         case "concatenation":
             parts = [_known_text(child) for child in node.named_children]
             whole = "".join(part or "" for part in parts)
-            # What stands between the parts, such as a brace, is no node with a name.
+            # Text between the parts, such as a brace, is no named node.
             is_whole = sum(child.end_byte - child.start_byte for child in node.named_children) == (
                 node.end_byte - node.start_byte
             )

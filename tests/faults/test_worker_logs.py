@@ -17,18 +17,18 @@ def lines(cluster: FaultCluster, name: str, pattern: str) -> list[str]:
 async def test_conversation_logs_a_line_when_taken_lost_and_settled(cluster: FaultCluster) -> None:
     cluster.start_controller("zombie")
     ids = await cluster.submit(steps(1), count=COUNT, latency=600.0)
-    await cluster.until(lambda: len(lines(cluster, "zombie", "is taken")) == COUNT, limit=60, what="all are taken")
+    await cluster.until(lambda: len(lines(cluster, "zombie", "is claimed")) == COUNT, limit=60, what="all are taken")
     cluster.signal("zombie", signal.SIGSTOP)
     cluster.start_controller("survivor")
-    await cluster.until(lambda: len(lines(cluster, "survivor", "is taken")) == COUNT, limit=60, what="the takeover")
+    await cluster.until(lambda: len(lines(cluster, "survivor", "is claimed")) == COUNT, limit=60, what="the takeover")
     cluster.signal("zombie", signal.SIGCONT)
     await cluster.until(lambda: lines(cluster, "zombie", "presumed dead"), limit=60, what="the zombie's awakening")
-    await cluster.until(lambda: lines(cluster, "zombie", "lost to other workers"), limit=60, what="its losses")
+    await cluster.until(lambda: lines(cluster, "zombie", "taken over by other workers"), limit=60, what="its losses")
     for cid in ids:
         await cluster.client.cancel(cid, wait_seconds=60)
         settled = f"INFO .* conversation {cid} settles as stopped at event \\d+$"
         await cluster.until(lambda: len(lines(cluster, "survivor", settled)) == 1, what="its end")  # noqa: B023
-    lost = lines(cluster, "zombie", "lost to other workers")
+    lost = lines(cluster, "zombie", "taken over by other workers")
     assert len(lost) < COUNT, lost
     assert all(sum(cid in line for cid in ids) <= 5 for line in lost), lost
     assert not lines(cluster, "zombie", "fenced")

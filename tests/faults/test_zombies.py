@@ -37,7 +37,7 @@ async def test_zombies_append_is_fenced_despite_an_equal_log(cluster: FaultClust
     successor = cluster.start_controller("successor", DECKHANDS_FAILPOINTS="controller.before_append:stop@1")
     await cluster.until(lambda: psutil.Process(successor.pid).status() == "stopped")
     cluster.signal("zombie", signal.SIGCONT)
-    await cluster.until(lambda: re.search("lost to other workers|presumed dead", cluster.log_of("zombie")))
+    await cluster.until(lambda: re.search("taken over by other workers|presumed dead", cluster.log_of("zombie")))
     assert await cluster.client.events(ids[0]) == before
     cluster.signal("successor", signal.SIGCONT)
     await cluster.settle(ids)

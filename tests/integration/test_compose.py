@@ -17,8 +17,7 @@ from broker.limits.quotas import QuotaTable
 from broker.limits.tenants import TenantTable
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.secrets import parsed_key
-from controller_worker.loop.hook_table import load_hooks
-from controller_worker.loop.hooks import Hooks
+from controller_worker.loop.hooks import Hooks, load_hooks
 from controller_worker.providers.profiles import Profiles
 from deckhands.client.archive.retention import Retention
 from tool_worker.sandbox.seccomp import REFUSED

@@ -43,4 +43,4 @@ def test_an_sdk_agent_is_carried_out_in_its_sandbox(project: Project) -> None:
     assert "conversation.changed" not in kinds  # no legacy agent has helped
     (controller,) = project.containers("controller")
     assert docker("exec", controller, "printenv", "DECKHANDS_SDK_SANDBOX") == "bwrap"
-    assert "the SDK begins" in project.compose("logs", "controller")
+    assert "the SDK starts" in project.compose("logs", "controller")

@@ -23,8 +23,8 @@ from broker.store.function_libraries import ANNOUNCED, FunctionsVersion, deploy,
 from controller_worker.agents.registry import AGENTS
 from controller_worker.core.state import state_from
 from controller_worker.loop.conversation_loop import ConversationLoop
-from controller_worker.loop.snapshots import EVERY_EVENTS
-from controller_worker.memory.condensers.noop import NoOpCondenser
+from controller_worker.loop.owned_log import EVERY_EVENTS
+from controller_worker.memory.condensers.model_free import NoOpCondenser
 from controller_worker.memory.conversation_memory import PromptOptions
 from controller_worker.model.recollection import Recollection
 from controller_worker.providers.messages.messages import Message, TextPart

@@ -19,8 +19,7 @@ from broker.contract.observations import ErrorObservation, FinishRefusedObservat
 from broker.contract.policies import ConfirmationPolicy
 from broker.log.invariants import violations
 from broker.runtime.errors import UsageError
-from controller_worker.loop.hook_table import load_hooks
-from controller_worker.loop.hooks import Hook, HookPoint, Hooks, command_hook, function_hook
+from controller_worker.loop.hooks import Hook, HookPoint, Hooks, command_hook, function_hook, load_hooks
 from controller_worker.loop.replay import replay
 from tests.conversation_hands import CID, Hands
 from tests.polling import until

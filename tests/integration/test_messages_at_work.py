@@ -18,7 +18,7 @@ from broker.log.status import status_of
 from broker.runtime.errors import ConversationBusy, UsageError
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.loop.replay import replay
-from controller_worker.memory.condensers.noop import NoOpCondenser
+from controller_worker.memory.condensers.model_free import NoOpCondenser
 from controller_worker.memory.conversation_memory import PromptOptions
 from controller_worker.model.recollection import Recollection
 from deckhands.client.client import Client

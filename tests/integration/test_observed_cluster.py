@@ -75,7 +75,7 @@ async def test_log_lines_name_their_role_and_conversation(cluster: FaultCluster)
     for name, role in ROLES.items():
         assert {line["role"] for line in lines_of(cluster, name)} <= {role}
     taken, settled = (
-        [line for line in lines_of(cluster, "c1") if text in line["message"]] for text in ("is taken", "settles as")
+        [line for line in lines_of(cluster, "c1") if text in line["message"]] for text in ("is claimed", "settles as")
     )
     assert [line["conversation_id"] for line in taken] == [line["conversation_id"] for line in settled] == ids
     assert all(line["worker_id"].startswith("controller") for line in taken)

@@ -76,7 +76,7 @@ def test_changed_decision_is_named_with_both() -> None:
     assert found.divergence is not None
     assert (found.events, found.divergence.event_id) == (10, 11)
     lines = found.divergence.lines()
-    assert lines[0] == "event 11: the controller wants to ask the model for step 3"
+    assert lines[0] == "event 11: the controller decides to ask the model for step 3"
     assert '- "final_thought": "not done at all",' in lines
     assert '+ "final_thought": "done",' in lines
 
@@ -88,7 +88,7 @@ def test_an_end_that_nobody_decided_is_found() -> None:
     assert found.divergence is not None
     assert found.divergence.event_id == 10
     assert found.divergence.decided is None
-    assert found.divergence.lines()[0] == "event 10: the controller wants to ask the model for step 2"
+    assert found.divergence.lines()[0] == "event 10: the controller decides to ask the model for step 2"
 
 
 def test_a_second_reply_to_one_step_is_found() -> None:
@@ -196,7 +196,7 @@ def test_a_result_that_no_delegate_has_reported_is_found() -> None:
     found = replay([*events[:10], invented])
     assert found.divergence is not None
     assert (found.divergence.event_id, found.divergence.decided) == (11, None)
-    assert found.divergence.wanted == "the controller wants: AwaitDelegates"
+    assert found.divergence.wanted == "the controller decides: AwaitDelegates"
 
 
 def test_a_log_without_its_beginning_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""What a conversation is made of: one file for each concern, with its part of the state, its handlers and its wants.
+"""The concerns of a conversation. Each file holds one part of the state, its event handlers and its decisions.
 
 Start with: greeting.
 """

@@ -1,10 +1,10 @@
-"""Whether a finish counts: its output fits the schema, a command in the workspace passes, then a critic agrees.
+"""Acceptance of a finish: its output fits the schema, a command in the workspace passes, then a critic agrees.
 
-Holds: pure; an output that does not fit is refused in the append that records the turn, whatever the agent; the command
-is an action of the environment like any other, so it is journalled, runs once and survives every worker; the critic's
-verdict is in the log with the reply that it came from; nothing is checked during a pause; a refusal sends the agent
-back to work, and one more than `max_refusals` or `max_corrections` ends the conversation in an error.
-Differs: the original takes the agent's word, and its finish has words only.
+Holds: pure. An output that does not fit is refused in the append that records the turn, for every agent. The command is
+an action of the environment: it is journalled, runs once and survives every worker. The critic's verdict is in the log
+with its reply. Nothing is checked during a pause. A refusal sends the agent back to work; one more than `max_refusals`
+or `max_corrections` ends the conversation in an error.
+Differs: the original accepts every finish, and its finish has words only.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ REFUSED_BY_SCHEMA = (
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What has been decided about the agent's finishes since a person's last message.
+    """The decisions about the agent's finishes since the user's last message.
 
     Attributes:
-        check_id: the action that checks the finish, while it runs; 0 for none.
-        refusals: how many finishes were refused.
-        is_refused: the latest was refused, and the agent does not know yet.
-        is_checked: the check has accepted the latest, and the critic is asked.
-        is_accepted: the latest counts.
-        is_by_critic: it was the critic that refused the latest.
+        check_id: the action that checks the finish while it runs; 0 for none.
+        refusals: number of refused finishes.
+        is_refused: the latest finish was refused, and the agent has no message about it yet.
+        is_checked: the check has accepted the latest finish, and the critic is asked.
+        is_accepted: the latest finish counts.
+        is_by_critic: the critic refused the latest finish.
         corrections: how often the output of a finish did not fit its schema.
     """
 
@@ -82,7 +82,7 @@ class Acceptance:
 
 
 def examined(events: Iterable[Event], output: OutputSpec | None) -> tuple[Event, ...]:
-    """Return the events of a turn, followed by a refusal of each finish whose output does not fit."""
+    """Return the events of a turn, with a refusal after each finish that does not fit its schema."""
     if output is None:
         return tuple(events)
     found: list[Event] = []
@@ -97,13 +97,13 @@ def examined(events: Iterable[Event], output: OutputSpec | None) -> tuple[Event,
 
 
 def wants_check(state: State) -> bool:
-    """Say whether the end that the agent wants has to be checked first."""
+    """Return whether the agent's finish must be checked before it counts."""
     goal = _goal_of_finish(state)
     return goal is not None and goal.check is not None and not state.acceptance.is_checked
 
 
 def wants_verdict(state: State) -> bool:
-    """Say whether a critic has to be asked before the end that the agent wants."""
+    """Return whether a critic must be asked before the agent's finish counts."""
     goal = _goal_of_finish(state)
     return goal is not None and goal.critic is not None and (goal.check is None or state.acceptance.is_checked)
 
@@ -114,12 +114,12 @@ def _goal_of_finish(state: State) -> GoalSpec | None:
 
 
 def is_check(state: State, action: Action) -> bool:
-    """Say whether this action is the check that is wanted."""
+    """Return whether this action is the pending check."""
     return isinstance(action, CmdRunAction) and action.source is EventSource.ENVIRONMENT and wants_check(state)
 
 
 def refuses(state: State, event: Observation) -> bool:
-    """Say whether this observation takes a finish back: a failed check, a bad verdict, a hook or a schema."""
+    """Return whether this observation refuses a finish: a failed check, a bad verdict, a hook or a schema."""
     match event:
         case FinishRefusedObservation():
             return state.lifecycle.ending is AgentState.FINISHED
@@ -133,18 +133,18 @@ def _has_passed(result: Observation) -> bool:
 
 
 def _after_finish(acceptance: Acceptance, event: Event, state: State) -> Acceptance:
-    """Forget what was accepted: that was an earlier finish."""
+    """Forget an earlier acceptance: it was for an earlier finish."""
     return evolve(acceptance, is_checked=False, is_accepted=False, is_by_critic=False)
 
 
 def _after_refusal(acceptance: Acceptance, event: FinishRefusedObservation, state: State) -> Acceptance:
-    """Note that the agent knows of a refusal; a hook refuses at once, before the finish has led to anything."""
+    """Note that the agent knows of a refusal. A hook refuses at once, before the finish has any effect."""
     corrections = acceptance.corrections + (event.reason == "output")
     return Acceptance(refusals=acceptance.refusals, corrections=corrections)
 
 
 def _after_verdict(acceptance: Acceptance, event: FinishVerdictObservation, state: State) -> Acceptance:
-    if not wants_verdict(state):  # a person's message took the finish back
+    if not wants_verdict(state):  # a user's message took the finish back
         return acceptance
     if event.is_accepted:
         return evolve(acceptance, is_accepted=True)
@@ -166,12 +166,12 @@ def _after_command(acceptance: Acceptance, event: CmdRunAction, state: State) ->
 
 
 def _after_message(acceptance: Acceptance, event: MessageAction, state: State) -> Acceptance:
-    """Forget everything when a person sends a message: the next finish is another one."""
+    """Reset at a user's message: the next finish is a new one."""
     return Acceptance() if is_message_of_person(event) else acceptance
 
 
 def check(state: State) -> Append:
-    """Return the check, to run in a separate shell."""
+    """Return the check as an action in a separate shell."""
     goal = state.setup.agent.goal
     assert goal is not None
     assert goal.check is not None
@@ -186,7 +186,7 @@ def check(state: State) -> Append:
 
 
 def refuse_finish(state: State, now: datetime) -> Effect | None:
-    """Say to the agent that its finish was refused; end the work when that happened once too often."""
+    """Tell the agent that its finish was refused; end the work after too many refusals."""
     if not state.acceptance.is_refused:
         return None
     goal = state.setup.agent.goal
@@ -200,7 +200,7 @@ def refuse_finish(state: State, now: datetime) -> Effect | None:
 
 
 def end_corrections(state: State, now: datetime) -> Effect | None:
-    """End the work when the output was corrected once too often."""
+    """End the work after too many corrections of the output."""
     output = state.setup.agent.output
     if output is None or state.acceptance.corrections <= output.max_corrections:
         return None
@@ -208,7 +208,7 @@ def end_corrections(state: State, now: datetime) -> Effect | None:
 
 
 def ask_critic(state: State, now: datetime) -> Effect | None:
-    """Call the critic, which is no step; end the work if that may cost nothing more."""
+    """Call the critic, which does not count as a step; end the work if no further cost is allowed."""
     if not wants_verdict(state):
         return None
     refusal = cost_limit_reached(state)

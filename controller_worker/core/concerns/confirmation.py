@@ -1,14 +1,14 @@
-"""Asking a person before an action runs, and what the answer leads to (OpenHands 1.9).
+"""Confirmation: a user's permission before an action runs, and the effects of the answer (OpenHands 1.9).
 
-The turn stands in the log whole. Its actions run in their order up to the first that waits for a confirmation; then the
-conversation asks for that one, by its id. A confirmed action is written again, under a new id, and it is that copy
-which runs; a rejection also settles what stands behind it in the turn.
+The whole turn is in the log. Its actions run in order up to the first one that needs a confirmation; then the
+conversation asks about that one, by its id. A confirmed action is written again under a new id, and that copy runs. A
+rejection also settles the later actions of the turn.
 
-Holds: pure; no action that waits is ever handed to a tool worker; an answer counts only for the action it was given
-for; every copy gets exactly one observation.
-Differs: every runnable action can wait, and runs once (B1); the copy names what it replaces; a message instead of an
-answer rejects, so that the call has a result; to resume is no confirmation; after a rejection with a reason the agent
-continues.
+Holds: pure. An action that waits is never given to a tool worker. An answer counts only for the action that it names.
+Every copy gets exactly one observation.
+Differs: every runnable action can wait, and runs once (B1). The copy names the action that it replaces. A message
+instead of an answer rejects the action, so that the call has a result. Resuming does not confirm. After a rejection
+with a reason, the agent continues.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ FIXED_FIELDS = frozenset({"kind", "id", "timestamp", "source", "cause", "blobs",
     "replaces",
     "thought",
 }
-"""What an edit may not change."""
+"""Fields that an edit must not change."""
 
 
 @dataclass(frozen=True)
 class Confirmation:
-    """How far the question about an action has come.
+    """The progress of the question about an action.
 
     Attributes:
-        asked_id: the action that a person is asked to confirm.
-        answer_id: the event in which a person answered.
-        confirmed_id: the copy that runs because it was confirmed.
-        reason: of the latest answer, why.
+        asked_id: the action that the user is asked to confirm.
+        answer_id: the event with the user's answer.
+        confirmed_id: the copy that runs after the confirmation.
+        reason: the reason given with the latest answer.
     """
 
     asked_id: int | None = None
@@ -67,7 +67,7 @@ class Confirmation:
 
 
 def is_answer(state: State, event: ChangeAgentStateAction) -> bool:
-    """Say whether an event answers the question: it is for the action that is asked about, and the first answer."""
+    """Return whether an event is the first answer to the open question, for the action in question."""
     is_asked = (
         state.lifecycle.agent_state is AgentState.AWAITING_USER_CONFIRMATION and state.lifecycle.requested is None
     )
@@ -93,8 +93,9 @@ def _after_action(confirmation: Confirmation, action: RiskyAction, state: State)
 
 
 def carry_out_answer(state: State, now: datetime) -> Effect | None:
-    """Carry out a person's answer; what is left of it where a fork begins behind the copy."""
-    asked, answered = state.confirmation, state.lifecycle.requested
+    """Carry out a user's answer. In a fork that starts after the copy, do only the rest."""
+    asked = state.confirmation
+    answered = state.lifecycle.requested
     if answered not in ANSWERS or asked.asked_id is None:
         return None
     if any(pending.id == asked.asked_id for pending in state.tools.pending):
@@ -105,7 +106,7 @@ def carry_out_answer(state: State, now: datetime) -> Effect | None:
 
 
 def end_confirmation(state: State, now: datetime) -> Effect | None:
-    """Return to work once the confirmed copy has run; settle the rest of a rejected turn where a fork begins in it."""
+    """Return to work after the confirmed copy has run. In a fork that starts in a rejected turn, settle its rest."""
     if state.lifecycle.agent_state is AgentState.USER_REJECTED:
         return _rest_of_rejection(state)
     is_confirmed = state.lifecycle.agent_state is AgentState.USER_CONFIRMED
@@ -123,7 +124,7 @@ def _rest_of_rejection(state: State) -> Append:
 
 
 def carried_out(state: State, action: RiskyAction, answer: ChangeAgentStateAction) -> Append:
-    """Return what a person's answer leads to."""
+    """Return the events that carry out a user's answer."""
     copy = _copy_of(action, answer)
     if answer.agent_state is AgentState.USER_CONFIRMED and copy is not None:
         return Append((copy, AgentStateChangedObservation(agent_state=AgentState.USER_CONFIRMED)))
@@ -148,15 +149,15 @@ def _why(reason: str | None) -> str:
 
 
 def _after_rejection(reason: str | None) -> AgentStateChangedObservation:
-    """A person who says why has said what the agent needs to continue; otherwise it waits for their message."""
+    """Let the agent continue if the rejection has a reason; otherwise wait for the user's message."""
     return AgentStateChangedObservation(agent_state=AgentState.RUNNING if reason else AgentState.AWAITING_USER_INPUT)
 
 
 def answered_otherwise(state: State, *, first_position: int) -> Append:
-    """Return what settles the actions of a turn when a message comes instead of a confirmation; often nothing.
+    """Return the events that settle a turn's actions when a message comes instead of a confirmation; often none.
 
     Args:
-        first_position: how many events are appended before these.
+        first_position: number of events appended before these.
     """
     waiting = state.tools.pending if state.tools.pending and state.tools.pending[0].is_awaiting else ()
     events = tuple(_rejection(pending, ANSWERED_OTHERWISE) for pending in waiting)
@@ -167,7 +168,7 @@ _CLEARED = {"id": 0, "timestamp": None, "thought": ""}
 
 
 def _copy_of(action: RiskyAction, answer: ChangeAgentStateAction) -> RiskyAction | None:
-    """Return the action as it was confirmed, None if it was edited into something else."""
+    """Return the confirmed action, or None if the edit turned it into a different one."""
     confirmed = {**_CLEARED, "confirmation_state": ConfirmationStatus.CONFIRMED, "replaces": action.id}
     if not answer.edited:
         return action.model_copy(update=confirmed)

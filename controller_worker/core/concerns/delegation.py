@@ -1,14 +1,14 @@
-"""Delegation: what a conversation knows of those it has begun for parts of its work (OpenHands 5).
+"""Delegation: the delegates that a conversation has started for parts of its work (OpenHands 5).
 
-A delegate is a separate conversation, on any worker. Its parent's log holds the action that asks for it, the event in
-which the delegate reports its end, and one observation of that. A parent waits for its delegates like for tools; one in
-the background is answered at once ("started"), and its end comes later as another observation.
+A delegate is a separate conversation, on any worker. Its parent's log holds the action that asks for it, the event that
+reports its end, and one observation of that end. A parent waits for delegates as it waits for tools. A delegate in the
+background is answered at once ("started"), and another observation reports its end later.
 
-Holds: pure; every delegate action gets exactly one observation with its cause, and every end that is reported exactly
-one `AgentDelegateObservation`; what delegates may use up is taken out of what their parent may.
-Differs: the counters are divided when a delegate begins, with one share for the parent, and added up when it ends,
-because it runs elsewhere and must not use up what its parent needs for the result; an action that cannot be carried out
-(no task, no such agent, too deep, nothing left) is answered by an error (B5 to B7).
+Holds: pure. Every delegate action gets exactly one observation with its cause, and every reported end exactly one
+`AgentDelegateObservation`. The limits of delegates are taken from those of their parent.
+Differs: the counters are divided when a delegate starts, with one share for the parent, and added up when it ends. It
+runs elsewhere and must leave the parent enough to handle the result. An action that cannot be carried out (no task,
+unknown agent, too deep, nothing left) is answered with an error (B5 to B7).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ NO_TASK = "The delegate was not started: its inputs hold no task."
 TOO_DEEP = "The delegate was not started: delegates may go {levels} levels deep, and this one would be deeper."
 NOTHING_LEFT = "The delegate was not started: its parent has no {what} left to give it."
 REPORTED_BYTES = 2**20
-"""About how many bytes of reports enter in one append; a longer report enters alone."""
+"""Approximate limit on the reports in one append; a longer report gets its own append."""
 NOTHING: dict[str, Any] = {"iterations": 0, "budget_usd": None, "tokens": None}
 ORDERS = {
     AgentState.PAUSED: AgentState.PAUSED,
@@ -66,12 +66,12 @@ ORDERS = {
     AgentState.FINISHED: AgentState.STOPPED,
     AgentState.REJECTED: AgentState.STOPPED,
 }
-"""What a parent's state means for its delegates."""
+"""The delegates' state for each state of the parent."""
 
 
 @dataclass(frozen=True, slots=True)
 class DelegateEnd:
-    """The result of a delegate, until the model has it."""
+    """The result of a delegate, kept until the model has seen it."""
 
     conversation_id: str
     content: str
@@ -80,16 +80,17 @@ class DelegateEnd:
 
 @dataclass(frozen=True)
 class Delegate:
-    """A conversation that this one has begun for a part of its work, until the model knows its end.
+    """A conversation started for a part of this one's work, kept until the model knows its end.
 
     Attributes:
         id: the action that asks for it.
         turn_id: the reply that holds that action.
-        is_any: the step waits for any of the turn's delegates only.
+        is_any: the step waits for any one of the turn's delegates.
         is_answered: the action has its observation; no step waits for it.
-        refusal: why it is not started, or empty.
-        iterations, budget_usd, tokens: what it may use up.
-        is_forgotten: what asked for it was taken back; its end counts for the limits, and the model does not see it.
+        refusal: why it is not started; empty if it is.
+        iterations, budget_usd, tokens: its limits.
+        is_forgotten: the action that asks for it was rolled back. Its end counts for the limits and is hidden from the
+            model.
     """
 
     id: int
@@ -112,8 +113,8 @@ class Order:
     """The state that the delegates are to take, and the event in the parent's log that asks for it.
 
     Attributes:
-        since: it is for those that were asked for by this event or a later one.
-        takes_back: it is for those alone that an earlier order has paused, which this log has lost.
+        since: applies to delegates that this event or a later one asked for.
+        takes_back: applies only to delegates paused by an earlier order that this log has lost.
     """
 
     state: AgentState
@@ -127,9 +128,9 @@ class Delegation:
     """The delegates of a conversation.
 
     Attributes:
-        delegates: those whose end the model does not know yet.
-        iterations: steps of delegates that have ended.
-        spent_usd: what they cost, which is part of the conversation's `cost_usd`.
+        delegates: delegates with an end that the model does not know yet.
+        iterations: steps of ended delegates.
+        spent_usd: cost of ended delegates, included in the conversation's `cost_usd`.
         order: the latest order to the delegates.
     """
 
@@ -144,13 +145,15 @@ def _after_action(delegation: Delegation, action: AgentDelegateAction, state: St
 
 
 def _delegate_of(state: State, action: AgentDelegateAction) -> Delegate:
-    """Return the delegate that an action asks for, with its share of what is left."""
+    """Return the delegate that an action asks for, with its share of the remaining limits."""
     metadata = action.tool_call_metadata
     turn_id = metadata.reply_id if metadata else action.id
-    shares = (metadata.total_calls_in_response if metadata else 1) + 1  # the parent needs one for what comes after
+    # the parent keeps one share for the rest of its work
+    shares = (metadata.total_calls_in_response if metadata else 1) + 1
     before = [delegate for delegate in state.delegation.delegates if delegate.turn_id != turn_id]
     left = state.usage.max_iterations - steps_used(state) - sum(delegate.iterations for delegate in before)
-    budget = tokens = None
+    budget = None
+    tokens = None
     if state.usage.max_budget_usd is not None:
         reserved = sum(delegate.budget_usd or 0.0 for delegate in before)
         budget = (state.usage.max_budget_usd - state.usage.cost_usd - reserved) / shares
@@ -173,7 +176,7 @@ def _delegate_of(state: State, action: AgentDelegateAction) -> Delegate:
 
 
 def _examined(state: State, delegate: Delegate, action: AgentDelegateAction) -> Delegate:
-    """Return the delegate with the reason why it cannot be started, if there is one."""
+    """Return the delegate, with a refusal if it cannot be started."""
     refusal = ""
     if not str(action.inputs.get("task") or "").strip():
         refusal = NO_TASK
@@ -189,22 +192,22 @@ def _examined(state: State, delegate: Delegate, action: AgentDelegateAction) -> 
 
 
 def steps_reserved(state: State) -> int:
-    """Return the iterations that delegates may still use up."""
+    """Return the iterations that delegates may still use."""
     return sum(delegate.iterations for delegate in state.delegation.delegates if not delegate.refusal)
 
 
 def usd_reserved(state: State) -> float:
-    """Return what delegates may still spend."""
+    """Return the USD that delegates may still spend."""
     return sum(delegate.budget_usd or 0.0 for delegate in state.delegation.delegates if not delegate.refusal)
 
 
 def tokens_reserved(state: State) -> int:
-    """Return the tokens that delegates may still use up."""
+    """Return the tokens that delegates may still use."""
     return sum(delegate.tokens or 0 for delegate in state.delegation.delegates if not delegate.refusal)
 
 
 def _after_end(delegation: Delegation, event: DelegateEnded, state: State) -> Delegation:
-    """Take in the report of a delegate at its end: the model is to see its result, and what it used up counts."""
+    """Record the end of a delegate: keep its result for the model and count its usage."""
     ended = _find(delegation, event.delegate_id)
     if ended is None:
         return delegation
@@ -221,7 +224,7 @@ def _after_end(delegation: Delegation, event: DelegateEnded, state: State) -> De
 
 
 def _after_observation(delegation: Delegation, observation: Observation, state: State) -> Delegation:
-    """Take in an observation that answers a delegate action, or tells the end of a delegate."""
+    """Record an observation that answers a delegate action or reports the end of a delegate."""
     if not delegation.delegates:
         return delegation
     if isinstance(observation, AgentDelegateObservation) and observation.delegate_id is not None:
@@ -229,19 +232,20 @@ def _after_observation(delegation: Delegation, observation: Observation, state: 
     answered = _find(delegation, observation.cause)
     if answered is None:
         return delegation
-    # A refused delegate never was, and a stop may answer its action before the refusal does.
+    # A refused delegate was never started. A stop may answer its action before the refusal does.
     if answered.refusal or (isinstance(observation, ErrorObservation) and observation.error_id == NOT_STARTED):
         return _without(delegation, answered.id)
     return _with(delegation, answered.id, is_answered=True)
 
 
 def _after_state_change(delegation: Delegation, change: AgentStateChangedObservation, state: State) -> Delegation:
-    """Note what a change of state means for the delegates."""
+    """Note the order to the delegates that follows from a change of state."""
     if not delegation.delegates:
         return delegation
-    was, now = state.lifecycle.agent_state, change.agent_state
+    was = state.lifecycle.agent_state
+    now = change.agent_state
     if now in ORDERS:
-        if ORDERS[now] is AgentState.STOPPED:  # they use up nothing more
+        if ORDERS[now] is AgentState.STOPPED:  # they use nothing more
             delegation = evolve(delegation, delegates=tuple(evolve(one, **NOTHING) for one in delegation.delegates))
         return evolve(delegation, order=Order(ORDERS[now], change.id))
     if now is AgentState.RUNNING and was is AgentState.PAUSED:
@@ -250,7 +254,7 @@ def _after_state_change(delegation: Delegation, change: AgentStateChangedObserva
 
 
 def _after_loss(delegation: Delegation, event: EventsLostObservation, state: State) -> Delegation:
-    """Let the delegates continue that were paused by what the log has lost, unless it says still why they pause."""
+    """Resume the delegates paused by lost events, unless the log still has a reason for the pause."""
     if not delegation.delegates or state.lifecycle.agent_state in ORDERS:
         return delegation
     return evolve(delegation, order=Order(AgentState.RUNNING, event.id, takes_back=True))
@@ -265,7 +269,7 @@ def _after_interruption(delegation: Delegation, event: InterruptedObservation, s
 
 
 def rolled_back(delegation: Delegation, event: RolledBackObservation) -> Delegation:
-    """Return the part behind an event that takes a stretch of work back: its delegates stop, and are not reported."""
+    """Return the part after a rollback: the delegates of the rolled-back work stop and are not reported."""
     kept = tuple(one for one in delegation.delegates if one.id < event.start_id)
     left = [one for one in delegation.delegates if one.id >= event.start_id and one.end is None and not one.refusal]
     if not left:
@@ -276,16 +280,17 @@ def rolled_back(delegation: Delegation, event: RolledBackObservation) -> Delegat
 
 
 def report_ends(state: State, now: datetime) -> Effect | None:
-    """Report refusals and delegates that have ended to the model: in one append as many as its bound allows."""
+    """Report refusals and ended delegates to the model, as many as fit into one append."""
     events: list[Observation] = []
     answers: list[tuple[int, int]] = []
-    size_bytes, is_partial = 0, False
+    size_bytes = 0
+    is_partial = False
 
     def answer(delegate: Delegate, observation: Observation) -> None:
         answers.append((len(events), delegate.id))
         events.append(answering(delegate, observation))
 
-    goes_on: set[int] = set()  # turns that have waited for any of several, which continue in the background
+    goes_on: set[int] = set()  # turns that waited for any one delegate; the others go on in the background
     for delegate in state.delegation.delegates:
         if delegate.refusal:
             report: Observation = ErrorObservation(content=delegate.refusal, error_id=NOT_STARTED)
@@ -301,7 +306,7 @@ def report_ends(state: State, now: datetime) -> Effect | None:
             events.append(report)
         else:
             answer(delegate, report)
-            # With it, because afterwards nothing says that they need not be waited for.
+            # In the same append: later events cannot show that the turn does not wait for the others.
             if delegate.end is not None and delegate.is_any and delegate.turn_id not in goes_on:
                 goes_on.add(delegate.turn_id)
                 for other in _others_at_work(state, delegate):
@@ -311,7 +316,7 @@ def report_ends(state: State, now: datetime) -> Effect | None:
 
 
 def errands(state: State) -> Iterator[Errand]:
-    """Yield the delegates to begin again and the order to pass on, whatever else the conversation wants."""
+    """Yield the delegates to start again and the order to pass on. They are independent of the next decision."""
     for delegate in state.delegation.delegates:
         if delegate.is_answered and delegate.end is None and delegate.iterations > 0:
             yield StartDelegate(delegate.id)
@@ -327,7 +332,7 @@ def await_delegates(state: State, now: datetime) -> Effect | None:
 
 
 def leave_room(state: State, now: datetime) -> Effect | None:
-    """Wait while the delegates at work may still use up all that is left of a limit."""
+    """Wait while the running delegates may use up the rest of a limit."""
     if not state.delegation.delegates:
         return None
     usage = state.usage
@@ -340,7 +345,7 @@ def leave_room(state: State, now: datetime) -> Effect | None:
 
 
 def unanswered(state: State) -> tuple[int, ...]:
-    """Return the delegates that the next step waits for, and those that are to be started."""
+    """Return the ids of the delegates that the next step starts and waits for."""
     return tuple(delegate.id for delegate in state.delegation.delegates if not delegate.is_answered)
 
 
@@ -366,7 +371,7 @@ def _end_of(delegate: Delegate, end: DelegateEnd) -> AgentDelegateObservation:
 
 
 def _others_at_work(state: State, delegate: Delegate) -> list[Delegate]:
-    """Return the others of a turn that waits for any of them, which need no longer be waited for."""
+    """Return the other delegates of a turn that waits for any one; the turn no longer waits for them."""
     return [
         other
         for other in state.delegation.delegates
@@ -377,7 +382,7 @@ def _others_at_work(state: State, delegate: Delegate) -> list[Delegate]:
 
 
 def _place_of(delegation: Delegation, delegate_id: int) -> int:
-    """Return where a delegate stands, or would stand: they are in the order of the log."""
+    """Return the index of a delegate, or its insertion point: delegates are in the order of the log."""
     return bisect_left(delegation.delegates, delegate_id, key=attrgetter("id"))
 
 
@@ -390,13 +395,15 @@ def _find(delegation: Delegation, delegate_id: int | None) -> Delegate | None:
 
 
 def _with(delegation: Delegation, delegate_id: int, **changes: Any) -> Delegation:
-    place, delegates = _place_of(delegation, delegate_id), list(delegation.delegates)
+    place = _place_of(delegation, delegate_id)
+    delegates = list(delegation.delegates)
     delegates[place] = evolve(delegates[place], **changes)
     return evolve(delegation, delegates=tuple(delegates))
 
 
 def _without(delegation: Delegation, delegate_id: int) -> Delegation:
-    place, delegates = _place_of(delegation, delegate_id), delegation.delegates
+    place = _place_of(delegation, delegate_id)
+    delegates = delegation.delegates
     if _find(delegation, delegate_id) is None:
         return delegation
     return evolve(delegation, delegates=(*delegates[:place], *delegates[place + 1 :]))

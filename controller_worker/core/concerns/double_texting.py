@@ -1,13 +1,14 @@
-"""Double texting: a message that comes while the agent works, and what the conversation's policy makes of it.
+"""Double texting: a message that arrives while the agent works, handled by the conversation's policy.
 
-`enqueue`: it is read with the next step. `reject`: the store refuses it, so no log holds one. `interrupt`: what runs is
-stopped and answered as not executed, then the message is read. `rollback`: that, and the stretch of work that it came
-into, from the message that began it on, is taken back: the parts of the state are those of before, and the View leaves
-the events out. The log keeps all of it. A person can also stop what runs without a message: the agent then pauses.
+`enqueue`: the next step reads it. `reject`: the store refuses it, so it is in no log. `interrupt`: running actions are
+stopped and answered as not executed, then the message is read. `rollback`: as `interrupt`, and the current stretch of
+work is taken back from its first message on. The parts of the state return to their earlier values, and the View
+leaves the events out; the log keeps them. A user can also stop running actions without a message: the agent then
+pauses.
 
-Holds: pure; where a message falls in the log decides whether it came into work. Every action is answered before its
-turn is taken back. What has happened outside the conversation is not taken back: money and steps, the opened workspace
-and its files, answers to what was asked before; nor what a person has changed in the conversation meanwhile.
+Holds: pure. The position of a message in the log decides whether it arrived during work. Every action is answered
+before its turn is taken back. Not taken back: money and steps, the opened workspace and its files, answers to earlier
+questions, and the user's changes to the conversation.
 """
 
 from __future__ import annotations
@@ -57,14 +58,15 @@ STOPPED_BY_PERSON = ("The action was stopped by the person.", INTERRUPTED[1])
 
 @dataclass(frozen=True)
 class DoubleTexting:
-    """What the conversation says about such messages, and what the latest ones want.
+    """The policy, and the requests of the latest messages.
 
     Attributes:
-        policy: the conversation's.
-        begun_id: with `rollback`, the message that began the stretch of work under way; `State.before` is from then.
-        wanted: `interrupt` or `rollback`, until it is carried out; else empty.
-        message_ids: the messages that have come since the first that wants it.
-        pause_id: the request to pause that wants it, instead of a message; 0: none does.
+        policy: the conversation's policy.
+        begun_id: with `rollback`, the message that started the current stretch of work; `State.before` is from that
+            time.
+        wanted: `interrupt` or `rollback` until it is carried out; else empty.
+        message_ids: the messages since the first one with that request.
+        pause_id: the pause request that asks for it instead of a message; 0 for none.
     """
 
     policy: str = ""
@@ -75,7 +77,7 @@ class DoubleTexting:
 
 
 def is_at_rest(state: State) -> bool:
-    """Say whether the agent has nothing to do, so that a message begins something."""
+    """Return whether the agent is idle, so that a message starts new work."""
     if state.inbox.last_message_id == 0 or start.waits(state.start):
         return True
     lifecycle = state.lifecycle
@@ -83,10 +85,10 @@ def is_at_rest(state: State) -> bool:
 
 
 def is_remembered(state: State, event: Event) -> bool:
-    """Say whether the state before this event is kept, because a message may take back what begins with it."""
+    """Return whether to keep the state from before this event, because a message may roll back to it."""
     if state.double_texting.policy != "rollback" or not is_message_of_person(event):
         return False
-    return is_at_rest(state) and state.inbox.message is None  # more of the same task comes before it begins
+    return is_at_rest(state) and state.inbox.message is None  # another message of the same task, before work starts
 
 
 def _after_creation(texting: DoubleTexting, created: ConversationCreated, state: State) -> DoubleTexting:
@@ -114,7 +116,7 @@ def _after_request(texting: DoubleTexting, request: ChangeAgentStateAction, stat
 
 
 def _after_change(texting: DoubleTexting, change: AgentStateChangedObservation, state: State) -> DoubleTexting:
-    """Forget the wish when the work has ended in another way."""
+    """Drop the request if the work has ended in another way."""
     is_over = texting.wanted and change.agent_state in TERMINAL_STATES
     return evolve(texting, wanted="", message_ids=(), pause_id=0) if is_over else texting
 
@@ -124,7 +126,7 @@ def _after_interruption(texting: DoubleTexting, event: InterruptedObservation, s
 
 
 def end_turn(state: State, now: datetime) -> Effect | None:
-    """Stop what runs, and take back what was done, if the latest messages want that."""
+    """Stop running actions, and roll back if the latest messages ask for it."""
     texting = state.double_texting
     requested = state.lifecycle.requested
     if not texting.wanted or requested is AgentState.STOPPED:
@@ -145,23 +147,24 @@ def end_turn(state: State, now: datetime) -> Effect | None:
 
 
 def ends_call(event: Event) -> bool:
-    """Say whether the reply to a model call under way is not wanted behind this event."""
+    """Return whether this event makes the reply to the current model call useless."""
     return isinstance(event, InterruptedObservation | RolledBackObservation)
 
 
 def rolled_back(state: State, event: RolledBackObservation) -> State:
-    """Return the state behind an event that takes a stretch of work back."""
+    """Return the state after an event that takes back a stretch of work."""
     before = state.before
-    if before is None or state.double_texting.begun_id != event.start_id:  # not written by this version's core
+    if before is None or state.double_texting.begun_id != event.start_id:  # written by another version of the core
         return evolve(state, version=event.id, double_texting=evolve(state.double_texting, wanted="", message_ids=()))
     pending = {action.id: action for action in state.tools.pending}
     own = (state.opening.action_id, state.survey.action_id)
     left = tuple(pending[one.id] for one in before.tools.pending if one.id in pending)
     left += tuple(one for one in state.tools.pending if one.id in own and one not in left)
-    now, is_chosen = state.setup, state.setup.chosen_id > event.start_id
+    now = state.setup
+    is_chosen = state.setup.chosen_id > event.start_id
     chosen_by = now if is_chosen else before.setup
     agent = chosen_by.agent
-    if agent.name == now.agent.name:  # the model, the policy and the tools are choices of today
+    if agent.name == now.agent.name:  # the current model, policy and tools stay
         chosen = {"llm": now.agent.llm, "confirmation": now.agent.confirmation, "tools": now.agent.tools}
         agent = agent.model_copy(update=chosen)
     message = state.inbox.message
@@ -189,7 +192,7 @@ def rolled_back(state: State, event: RolledBackObservation) -> State:
 
 
 def _unanswered(state: State, since: int) -> list[PendingAction | Delegate]:
-    """Return what the turn waits for; the workspace is opened and surveyed whatever is done in it."""
+    """Return the actions that the turn waits for. Opening and survey of the workspace are not among them."""
     own = (state.opening.action_id, state.survey.action_id)
     pending = [one for one in state.tools.pending if one.id not in own]
     found: list[PendingAction | Delegate] = [one for one in pending if one.id >= since]

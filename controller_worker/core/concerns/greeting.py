@@ -1,4 +1,4 @@
-"""Greeting: an agent's system message, before anything else it does."""
+"""Greeting: an agent's system message, its first event."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Greeting:
-    """Whether the agent that works now has its system message."""
+    """Whether the current agent has its system message."""
 
     is_said: bool = False
 
@@ -33,13 +33,13 @@ def _after_plan(greeting: Greeting, event: PlanAcceptedObservation, state: State
 
 
 def _after_change(greeting: Greeting, change: ConversationChanged, state: State) -> Greeting:
-    """The same when a person chooses another agent, or the other loop."""
+    """Ask for another system message when a user changes the agent or the loop."""
     now = state.setup.agent
     return Greeting() if agent_after(change, now).name != now.name else greeting
 
 
 def greet(state: State, now: datetime) -> Effect | None:
-    """Begin with the system message; an empty log wants nothing."""
+    """Append the system message; do nothing for an empty log."""
     if state.greeting.is_said:
         return None
     return Greet() if state.version else Rest()

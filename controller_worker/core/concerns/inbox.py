@@ -1,6 +1,6 @@
-"""The recall of a message, as events (OpenHands 1.6): the question, the start of the work, and what was found.
+"""The recall of a message, as events (OpenHands 1.6): the question, the start of the work, and the result.
 
-Holds: pure; a recall is answered in the append that asks it, so nobody waits for one (B15).
+Holds: pure. A recall is answered in the same append, so it needs no wait (B15).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class UnansweredMessage:
-    """A person's message that has not led to a recall yet."""
+    """A user's message without a recall yet."""
 
     id: int
     content: str
@@ -46,12 +46,13 @@ class UnansweredMessage:
 
 @dataclass(frozen=True)
 class Inbox:
-    """What people have said.
+    """The messages of users.
 
     Attributes:
-        message: the latest message, to be recalled.
+        message: the latest message, if it still needs a recall.
         last_message_id: the latest message, recalled or not.
-        is_reply_outdated: a person spoke after the latest reply's prompt was made, so that reply may not end anything.
+        is_reply_outdated: a user's message arrived after the prompt of the latest reply was made, so that reply cannot
+            end the turn.
     """
 
     message: UnansweredMessage | None = None
@@ -60,9 +61,9 @@ class Inbox:
 
 
 def _after_message(inbox: Inbox, message: MessageAction, state: State) -> Inbox:
-    """Note a person's message.
+    """Record a user's message.
 
-    Differs: messages that arrive together share one recall, the latest's, because they are answered together.
+    Differs: messages that arrive together share the recall of the latest one, because one reply answers them.
     """
     if not is_message_of_person(message):
         return inbox
@@ -83,7 +84,7 @@ def _after_reply(inbox: Inbox, reply: ModelReply, state: State) -> Inbox:
 
 
 def recall_message(state: State, now: datetime) -> Effect | None:
-    """Recall the latest message; the shell reads what the workspace and the notebook say, where there is something."""
+    """Recall the latest message. The loop reads the survey and the notebook, if there are any."""
     if state.inbox.message is None:
         return None
     needs_reading = state.survey.answer_id or state.setup.agent.memory is not None
@@ -96,10 +97,10 @@ def rest_until_message(state: State, now: datetime) -> Effect | None:
 
 
 def recalled(state: State, skills: SkillFiles = NO_SKILLS, notes: Sequence[Note] = ()) -> Append:
-    """Return the recall of the latest message, and what settles the actions that it answers instead of a person.
+    """Return the recall of the latest message, and the events that settle actions for which it replaces an answer.
 
     Args:
-        skills: of the workspace.
+        skills: the workspace's skills.
         notes: all of the notebook.
     """
     assert state.inbox.message is not None
@@ -112,7 +113,7 @@ def recalled(state: State, skills: SkillFiles = NO_SKILLS, notes: Sequence[Note]
 def _recall_events(
     state: State, message: UnansweredMessage, skills: SkillFiles, notes: Sequence[Note]
 ) -> tuple[Event, ...]:
-    """The recall of a message, the start of the work, and what the recall found (OpenHands 1.6)."""
+    """Return the recall action, the start of the work, and the recalled knowledge (OpenHands 1.6)."""
     recall_type = RecallType.WORKSPACE_CONTEXT if message.is_first else RecallType.KNOWLEDGE
     events: list[Event] = [RecallAction(recall_type=recall_type, query=message.content)]
     recall_id = state.version + 1

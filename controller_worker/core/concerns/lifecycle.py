@@ -1,10 +1,9 @@
-"""The agent's state: what it is, what a person wants it to be, and how the agent wants to end its turn.
+"""The agent's state: the current one, the one requested by a user, and the agent's end of its turn.
 
-Holds: a state is announced by one `AgentStateChangedObservation`; what a person asked for is announced before how the
-agent ends its turn.
-Differs: a message does not abandon the action under way, a resume steps, and an agent does not end its turn while a
-message is unanswered, because in the original each of these leaves a conversation standing or a message without an
-answer.
+Holds: each state is announced by one `AgentStateChangedObservation`. A user's request is announced before the agent's
+end of its turn.
+Differs: a message does not abandon the running action, a resume steps, and an agent does not end its turn while a
+message is unanswered. In the original, each of these leaves a conversation stuck or a message without an answer.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lifecycle:
-    """Where the agent stands.
+    """The status of the agent.
 
     Attributes:
-        requested: a state that a person asked for and the controller has not announced yet.
+        requested: a state requested by a user, not announced yet.
         ending: how the agent ends its turn (finished, rejected, a question, an error), not announced yet.
         error_code: the class of the last error, or empty.
         result_id: the action that ended the latest turn.
@@ -102,14 +101,18 @@ def _after_loop(lifecycle: Lifecycle, event: LoopDetectionObservation, state: St
 
 
 def _after_change(lifecycle: Lifecycle, change: AgentStateChangedObservation, state: State) -> Lifecycle:
-    was, now, requested, ending = lifecycle.agent_state, change.agent_state, lifecycle.requested, lifecycle.ending
+    was = lifecycle.agent_state
+    now = change.agent_state
+    requested = lifecycle.requested
+    ending = lifecycle.ending
     if requested is now or (requested in ANSWERS and now in ANSWERS):
         requested = None
     if now is ending or now in TERMINAL_STATES:
         ending = None
     lifecycle = evolve(lifecycle, agent_state=now, requested=requested, ending=ending)
     if now is AgentState.ERROR:
-        # The error answers what was asked before: an older request to resume must not revive what kills workers.
+        # The error answers earlier requests: an older request to resume must not revive a conversation that kills
+        # workers.
         return evolve(lifecycle, requested=None, last_error=change.reason, error_code=change.code)
     if now is AgentState.RUNNING and was is AgentState.ERROR:
         return evolve(lifecycle, last_error="", error_code="")
@@ -127,14 +130,14 @@ def _after_observation(lifecycle: Lifecycle, observation: Observation, state: St
 
 
 def _unless_current(lifecycle: Lifecycle, wanted: AgentState) -> AgentState | None:
-    """Return the state to request; a request for the current state only takes back what was asked before."""
+    """Return the state to request. A request for the current state only cancels an earlier request."""
     return None if wanted is lifecycle.agent_state else wanted
 
 
 def _end_turn(lifecycle: Lifecycle, event: Event, state: State, ending: AgentState) -> Lifecycle:
-    """Note that the agent ends its turn, unless a person has spoken since its prompt was made.
+    """Record that the agent ends its turn, unless a user's message arrived after its prompt was made.
 
-    Differs: the original finishes all the same, and the person's message stays unanswered.
+    Differs: the original finishes all the same, and the user's message stays unanswered.
     """
     if state.inbox.is_reply_outdated or state.inbox.message is not None:
         return lifecycle
@@ -142,13 +145,13 @@ def _end_turn(lifecycle: Lifecycle, event: Event, state: State, ending: AgentSta
 
 
 def announce_request(state: State, now: datetime) -> Effect | None:
-    """Announce the state that a person asked for."""
+    """Announce the state that a user requested."""
     requested = state.lifecycle.requested
     return None if requested is None else announce(state, requested)
 
 
 def end_turn(state: State, now: datetime) -> Effect | None:
-    """Announce how the agent ends its turn; a finish that has to be checked is checked first."""
+    """Announce how the agent ends its turn. A finish is checked first if a check is required."""
     lifecycle = state.lifecycle
     if lifecycle.ending is None or not _has_ended(state):
         return None
@@ -160,13 +163,13 @@ def end_turn(state: State, now: datetime) -> Effect | None:
 
 
 def rest_unless_working(state: State, now: datetime) -> Effect | None:
-    """Do nothing in a state in which the agent does not work."""
+    """Rest while the agent is in a state without work."""
     is_working = state.lifecycle.agent_state in (AgentState.RUNNING, AgentState.USER_CONFIRMED)
     return None if is_working else Rest()
 
 
 def _has_ended(state: State) -> bool:
-    """Say whether the end of the turn can be announced: unless it is an error, the turn's other calls come first."""
+    """Return whether the end of the turn can be announced. Unless it is an error, the turn's other calls come first."""
     if state.lifecycle.agent_state not in (AgentState.RUNNING, AgentState.PAUSED):
         return False
     is_error = state.lifecycle.ending is AgentState.ERROR

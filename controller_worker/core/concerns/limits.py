@@ -1,9 +1,9 @@
-"""What a conversation may use up, and how that grows when a person continues it (OpenHands 4.3, 4.4).
+"""The limits of a conversation, and how they grow when a user continues it (OpenHands 4.3, 4.4).
 
-Holds: pure; a refused step consumes nothing; a limit grows only when it was reached, work ended in an error because of
-it, and somebody continues.
-Differs: the budget is looked at before a step counts, because the original has counted a step that it then refuses;
-tokens and time are limits too.
+Holds: pure. A refused step consumes nothing. A limit grows only after it was reached, the work ended in an error
+because of it, and a user continues.
+Differs: the budget is checked before a step counts, because the original counts a step that it then refuses. Tokens and
+time are limits too.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ BUDGET_CODE = "max_budget"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why there is no further step.
+    """Why the next step is refused.
 
     Attributes:
         code: `max_iterations`, `max_budget`, `max_tokens` or `max_time`.
-        text: as OpenHands words it.
+        text: OpenHands' wording.
     """
 
     code: str
@@ -50,16 +50,16 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a conversation has used up, with its delegates that have ended, and how much it may.
+    """The usage of a conversation, including its ended delegates, and its limits.
 
     Attributes:
-        iteration: model replies so far; a delegate's are counted in `delegation`.
+        iteration: model replies so far; those of delegates are counted in `delegation`.
         has_unknown_cost: some reply had no known price; `cost_usd` is then a lower bound.
         latest: the latest reply of each kind of call.
-        inherited_usd: what a fork did not pay for, because the conversation it was made from did.
-        deadline: when work ends for want of time.
-        forked: when a fork began; the events that it shares with its origin are older, and their time is not its own.
-        is_changed: a person has set the limits after work ended in an error, so they are as high as they are to be.
+        inherited_usd: cost before a fork, paid by the conversation it was made from.
+        deadline: the end of the allowed time.
+        forked: when a fork was made; the events shared with its origin are older, and their time does not count.
+        is_changed: a user has set the limits after the work ended in an error, so they do not grow again.
     """
 
     iteration: int = 0
@@ -78,7 +78,7 @@ class Usage:
 
 
 def _after_event(usage: Usage, event: Event, state: State) -> Usage:
-    """Note what a fork has inherited, at the first event that it does not share."""
+    """Note the inherited cost of a fork, at the first event that it does not share."""
     if 0 < state.version == state.setup.forked_at:
         return evolve(usage, inherited_usd=usage.cost_usd - state.delegation.spent_usd)
     return usage
@@ -123,11 +123,12 @@ def _after_delegate(usage: Usage, ended: DelegateEnded, state: State) -> Usage:
 
 
 def _after_limits(usage: Usage, change: ConversationChanged, state: State) -> Usage:
-    """Take other limits. Time that is being counted is counted from here on."""
+    """Set other limits. If time is being counted, restart it now."""
     usage = _after_event(usage, change, state)
     if change.limits is None:
         return usage
-    limits, deadline = change.limits, None
+    limits = change.limits
+    deadline = None
     is_counting = state.lifecycle.agent_state is AgentState.RUNNING or state.lifecycle.agent_state in _RESTS_MEANWHILE
     if limits.max_seconds is not None and is_counting and change.timestamp is not None:
         deadline = _counted_from(usage, change.timestamp) + timedelta(seconds=limits.max_seconds)
@@ -142,12 +143,12 @@ def _after_limits(usage: Usage, change: ConversationChanged, state: State) -> Us
 
 
 def _counted_from(usage: Usage, at: datetime) -> datetime:
-    """Return from when the time of work counts that began at a moment: in a fork, not from before there was one."""
+    """Return the start of the counted time: the given moment, or the time of the fork if that is later."""
     return at if usage.forked is None else max(at, usage.forked)
 
 
 def limit_reached(state: State) -> Refusal | None:
-    """Return why the next step would pass a limit, None if it would not."""
+    """Return why the next step would exceed a limit, or None."""
     steps = steps_used(state)
     if _is_used_up(steps, state.usage.max_iterations):
         text = f"iteration. Current iteration: {steps}, max iteration: {state.usage.max_iterations}"
@@ -156,7 +157,7 @@ def limit_reached(state: State) -> Refusal | None:
 
 
 def cost_limit_reached(state: State) -> Refusal | None:
-    """Return why no further model call may be made, whether for a step or not; None if one may."""
+    """Return why no further model call is allowed, for a step or anything else; None if it is allowed."""
     if state.usage.max_budget_usd is not None and state.usage.cost_usd >= state.usage.max_budget_usd:
         return Refusal(BUDGET_CODE, budget_text(state))
     if _is_used_up(tokens_used(state), state.usage.max_tokens):
@@ -166,20 +167,20 @@ def cost_limit_reached(state: State) -> Refusal | None:
 
 
 def budget_text(state: State) -> str:
-    """Return what is said when the budget is used up, as OpenHands words it."""
+    """Return the error text for a used-up budget, in OpenHands' words."""
     budget = f"Current budget: {state.usage.cost_usd:.2f}, max budget: {state.usage.max_budget_usd or 0:.2f}"
     return f"{REACHED}budget for conversation. {budget}"
 
 
 def is_out_of_time(state: State, now: datetime) -> Refusal | None:
-    """Return why work ends now, whatever is under way; None while there is time."""
+    """Return why the work must end now, whatever is in flight; None while there is time."""
     if state.usage.deadline is None or now < state.usage.deadline:
         return None
     return Refusal("max_time", f"{REACHED}time for conversation. Max seconds: {state.setup.limits.max_seconds:g}")
 
 
 def steps_used(state: State) -> int:
-    """Return the iterations that count against the limit: its own, and those of delegates that have ended."""
+    """Return the iterations counted against the limit: its own, and those of ended delegates."""
     return state.usage.iteration + state.delegation.iterations
 
 
@@ -189,11 +190,12 @@ def tokens_used(state: State) -> int:
 
 
 def _after_state_change(usage: Usage, change: AgentStateChangedObservation, state: State) -> Usage:
-    """When work begins or resumes, start the time again and raise each limit that was reached."""
+    """When work starts or resumes, restart the time and raise each limit that was reached."""
     usage = _after_event(usage, change, state)
     if change.agent_state is not AgentState.RUNNING:
         return usage
-    was, limits = state.lifecycle.agent_state, state.setup.limits
+    was = state.lifecycle.agent_state
+    limits = state.setup.limits
     if limits.max_seconds is not None and was not in _RESTS_MEANWHILE and change.timestamp is not None:
         deadline = _counted_from(usage, change.timestamp) + timedelta(seconds=limits.max_seconds)
         usage = evolve(usage, deadline=deadline)
@@ -203,7 +205,7 @@ def _after_state_change(usage: Usage, change: AgentStateChangedObservation, stat
         return usage
     if not state.setup.headless and _is_used_up(steps_used(state), usage.max_iterations):
         usage = evolve(usage, max_iterations=usage.max_iterations + limits.max_iterations)
-    # Not all of it may be spent: the next call would have cost more than what was left.
+    # Less than the budget may be spent, because the next call would have cost more than the rest.
     is_spent = state.lifecycle.error_code == BUDGET_CODE or _is_used_up(usage.cost_usd, usage.max_budget_usd)
     if limits.max_budget_usd is not None and is_spent:
         usage = evolve(usage, max_budget_usd=usage.cost_usd + limits.max_budget_usd)
@@ -213,14 +215,14 @@ def _after_state_change(usage: Usage, change: AgentStateChangedObservation, stat
 
 
 def stop_in_time(state: State, now: datetime) -> Effect | None:
-    """End work whose time is up, whatever is under way."""
+    """End the work when its time is up, whatever is in flight."""
     if state.lifecycle.agent_state not in (AgentState.RUNNING, AgentState.RATE_LIMITED, AgentState.USER_CONFIRMED):
         return None
     return _refused(state, is_out_of_time(state, now))
 
 
 def refuse_step(state: State, now: datetime) -> Effect | None:
-    """End work whose next step would pass a limit."""
+    """End the work if its next step would exceed a limit."""
     return _refused(state, limit_reached(state))
 
 

@@ -1,8 +1,8 @@
-"""What is done about a loop: the policy's next response, or what a person chose (OpenHands 2.8).
+"""The response to a loop: the policy's next response, or the user's choice (OpenHands 2.8).
 
-Holds: pure; every response says in the log what was found and what is done; what a restart takes out of the model's
-sight stays in the log; a restart never takes out what a person said.
-Differs: the policy acts by itself, because on a cluster nobody may be there to choose; the original only stops.
+Holds: pure. Every response logs the loop and the response to it. A restart hides events from the model and keeps them
+in the log. A restart never hides a user's message.
+Differs: the policy acts by itself, because on a cluster no user may be present; the original only stops.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ TAKEN_OUT = (
 
 @dataclass(frozen=True)
 class Loops:
-    """What is known of repetitions.
+    """The known repetitions.
 
     Attributes:
-        recent: what the detector compares of the latest events.
-        found: the latest loop, until a person sends a message or the agent recovers from it.
-        met: how many loops the policy has answered since a person's last message.
-        recovery: the way out of the loop that a person chose, 0 for none.
-        calls: those of the latest reply: one that is refused leads to no action.
+        recent: summaries of the latest events, for the detector.
+        found: the latest loop, until a user sends a message or the agent recovers from it.
+        met: number of loops that the policy has answered since the user's last message.
+        recovery: the recovery option that a user chose; 0 for none.
+        calls: the calls of the latest reply. A refused call leads to no action.
     """
 
     recent: RecentEvents = field(default_factory=RecentEvents)
@@ -98,7 +98,7 @@ def _after_state_change(loops: Loops, change: AgentStateChangedObservation, stat
 
 
 def _after_detection(loops: Loops, event: LoopDetectionObservation, state: State) -> Loops:
-    """Forget what was repeated: it no longer counts."""
+    """Forget the repetitions: they no longer count."""
     return Loops(met=loops.met) if loops.recovery else Loops(found=loop_of(state), met=loops.met + 1)
 
 
@@ -122,7 +122,7 @@ def _after_reply(loops: Loops, reply: ModelReply, state: State) -> Loops:
 
 
 def _after_action(loops: Loops, action: Action, state: State) -> Loops:
-    if action.runnable or is_own_action(state, action):  # an action that runs counts when its observation comes
+    if action.runnable or is_own_action(state, action):  # a runnable action counts when its observation arrives
         return loops
     trace = trace_of_action(state, action)
     if trace is None:
@@ -140,7 +140,8 @@ def _after_observation(loops: Loops, observation: Observation, state: State) -> 
     )
     if is_own or not state.setup.agent.enable_stuck_detection:
         return loops
-    policy, recent = state.setup.agent.loop_policy, loops.recent
+    policy = state.setup.agent.loop_policy
+    recent = loops.recent
     if is_poll(observation):
         return evolve(loops, recent=with_poll(recent))
     refused = _refused_call(loops, observation)
@@ -164,12 +165,12 @@ def _refused_call(loops: Loops, observation: Observation) -> Trace | None:
 
 
 def _after_refusal(loops: Loops, refusal: FinishRefusedObservation, state: State) -> Loops:
-    """Count what a hook has refused; every other refusal counts against a limit of its kind."""
+    """Count a hook's refusal. Every other refusal has a separate limit."""
     return _after_observation(loops, refusal, state) if refusal.reason == "hook" else loops
 
 
 def loop_of(state: State) -> Loop | None:
-    """Return the loop the agent is in now."""
+    """Return the agent's current loop, or None."""
     return (
         find_loop(state.loops.recent, state.setup.agent.loop_policy)
         if state.setup.agent.enable_stuck_detection
@@ -178,14 +179,15 @@ def loop_of(state: State) -> Loop | None:
 
 
 def respond(state: State, now: datetime) -> Effect | None:
-    """Answer a loop that was just found, as the policy says."""
+    """Apply the policy's response to a newly found loop."""
     loop = loop_of(state)
     if loop is None:
         return None
-    policy, step = state.setup.agent.loop_policy, state.loops.met
+    policy = state.setup.agent.loop_policy
+    step = state.loops.met
     response = policy.responses[step] if step < len(policy.responses) else LoopResponse.FAIL
     if response is LoopResponse.PARK and state.setup.parent is not None and state.setup.headless:
-        response = LoopResponse.FAIL  # a delegate that nobody looks after would keep its parent waiting
+        response = LoopResponse.FAIL  # an unattended delegate would keep its parent waiting
     if response is LoopResponse.FAIL:
         return announce(state, AgentState.ERROR, STUCK, code=STUCK_CODE)
     found = _found(state, loop)
@@ -202,8 +204,9 @@ def respond(state: State, now: datetime) -> Effect | None:
 
 
 def recover(state: State, now: datetime) -> Effect | None:
-    """Carry out a person's choice, once nothing runs: restart and wait, restart and resume, or stop at once."""
-    option, loop = state.loops.recovery, state.loops.found
+    """Apply the user's recovery option: restart and wait or restart and resume once nothing runs, or stop at once."""
+    option = state.loops.recovery
+    loop = state.loops.found
     if not option or (option != STOP and may_run(state)):
         return None
     assert loop is not None
@@ -223,14 +226,14 @@ def recover(state: State, now: datetime) -> Effect | None:
 
 
 def recovered_to(state: State) -> AgentState:
-    """Return the state that a person's choice leads to."""
+    """Return the state after the user's recovery option."""
     # Without a message there is nothing to continue with, as in the original.
     continues = state.loops.recovery == RESTART_WITH_MESSAGE and state.inbox.last_message_id > 0
     return AgentState.RUNNING if continues else AgentState.AWAITING_USER_INPUT
 
 
 def chosen_loop(state: State, choice: LoopRecoveryAction) -> Loop | None:
-    """Return the loop that a person chose a way out of; None when there is no loop, or no such way."""
+    """Return the loop that the user's recovery option applies to; None if there is no loop or no such option."""
     if choice.option == STOP and state.lifecycle.agent_state is AgentState.STOPPED:
         return None
     return state.loops.found or loop_of(state) if choice.option in (RESTART, RESTART_WITH_MESSAGE, STOP) else None
@@ -247,7 +250,7 @@ def _found(state: State, loop: Loop) -> LoopDetectionObservation:
 
 
 def _forgotten(state: State, loop: Loop, *, until: int) -> tuple[Event, ...]:
-    """Take the loop out of the model's sight, from its beginning or from behind the latest message on."""
+    """Hide the loop from the model, from its first event or from after the latest message."""
     start = max(loop.start_id, state.inbox.last_message_id + 1)
     if start > until:
         return ()

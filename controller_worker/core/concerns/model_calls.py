@@ -1,14 +1,14 @@
-"""Model calls: what the next one waits for, and what a failed one leads to (OpenHands 1.8.8, 1.11).
+"""Model calls: the waits before the next one, and the effects of a failed one (OpenHands 1.8.8, 1.11).
 
-A call waits for a time after a failure, or for a quota, a budget or a batch. The second kind ends when the governor,
-the ledger or the provider says so and not at a time, so the core keeps wanting the call; the shell
-(`calls.call_permit`) asks whenever the conversation is woken.
+A call waits for a time after a failure, or for a quota, a budget or a batch. The second kind of wait has no fixed end:
+the governor, the ledger or the provider ends it. So the core keeps returning the call, and the loop
+(`model.permits.call_permit`) asks for its permit at each wake-up.
 
-Holds: a wait for a quota shows as `rate_limited`, which OpenHands has; a wait for a budget or a batch is the wait
-reason of a running conversation, because OpenHands has no state for them. No wait is longer than the conversation's
-own time. After `MAX_OVERFLOWS` prompts in a row that did not fit the model, the conversation ends in an error.
-Does not: choose the moment of the next attempt; the call's event names it (`llm.retry`).
-Differs: a condensation takes no iteration, because it does nothing of the task.
+Holds: a wait for a quota shows as `rate_limited`, which OpenHands has. A wait for a budget or a batch shows as the wait
+reason of a running conversation, because OpenHands has no state for it. No wait is longer than the conversation's own
+time. After `MAX_OVERFLOWS` consecutive prompts that did not fit the model, the conversation ends in an error.
+Does not: choose the time of the next attempt; the call's event has it (`providers.retry`).
+Differs: a condensation counts as no iteration, because it does nothing for the task.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _MAY_CALL = (AgentState.RUNNING, AgentState.RATE_LIMITED)
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Why and until when the conversation waits before it tries again."""
+    """A wait before the next attempt: its reason and its end."""
 
     reason: str
     until: datetime
@@ -66,7 +66,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Deferral:
-    """What a model call waits for, quota, budget or batch, and about until when; None when nobody can say."""
+    """The reason a model call waits (quota, budget or batch) and its estimated end; None if unknown."""
 
     reason: str
     expected_at: datetime | None
@@ -74,15 +74,15 @@ class Deferral:
 
 @dataclass(frozen=True)
 class ModelCalls:
-    """The latest reply and what stands before the next one.
+    """The latest reply and the waits before the next one.
 
     Attributes:
         reply_id: the latest reply to the agent's own question.
-        attempt: failed calls of the step under way.
+        attempt: failed calls of the current step.
         wait: the wait after a failure.
         deferral: the wait for a permit.
-        overflows: how many prompts in a row did not fit the model.
-        wants_condensation: the latest of them has not led to a request yet.
+        overflows: number of consecutive prompts that did not fit the model.
+        wants_condensation: the latest of them still needs a condensation request.
     """
 
     reply_id: int = 0
@@ -129,13 +129,14 @@ def _after_interruption(calls: ModelCalls, event: InterruptedObservation, state:
 
 
 def _after_request(calls: ModelCalls, event: Event, state: State) -> ModelCalls:
-    """End every wait when a person wants the agent to work."""
+    """End every wait when a user asks the agent to work."""
     return evolve(calls, attempt=0, wait=None, overflows=0) if asks_to_run(event) else calls
 
 
 def is_overflow(state: State, failure: ModelCallFailed) -> bool:
-    """Say whether a prompt did not fit and less of the history can be tried."""
-    agent, overflows = state.setup.agent, state.calls.overflows
+    """Return whether a prompt did not fit and a shorter history can be tried."""
+    agent = state.setup.agent
+    overflows = state.calls.overflows
     if failure.code != CONTEXT_WINDOW or overflows >= MAX_OVERFLOWS:
         return False
     return wants_verdict(state) or (agent.enable_history_truncation and handles_requests(agent.condenser))
@@ -143,7 +144,7 @@ def is_overflow(state: State, failure: ModelCallFailed) -> bool:
 
 def _after_failure(calls: ModelCalls, failure: ModelCallFailed, state: State) -> ModelCalls:
     if is_overflow(state, failure):
-        # A critic's question is not the View: it is asked a shorter one, without a condensation.
+        # A critic's question is not the View: it is shortened without a condensation.
         wants_condensation = calls.wants_condensation or not wants_verdict(state)
         overflows = calls.overflows + 1
         return ModelCalls(calls.reply_id, overflows=overflows, wants_condensation=wants_condensation)
@@ -153,12 +154,12 @@ def _after_failure(calls: ModelCalls, failure: ModelCallFailed, state: State) ->
 
 
 def is_deferred(state: State) -> bool:
-    """Say whether a call waits for its quota, its budget or its batch."""
+    """Return whether a call waits for its quota, its budget or its batch."""
     return state.calls.deferral is not None and state.lifecycle.agent_state in _MAY_CALL
 
 
 def wait_for_permit(state: State, now: datetime) -> Effect | None:
-    """Show the wait, then keep wanting the call."""
+    """Announce the wait, then keep returning the call."""
     deferral = state.calls.deferral
     if deferral is None or not is_deferred(state):
         return None
@@ -167,14 +168,14 @@ def wait_for_permit(state: State, now: datetime) -> Effect | None:
 
 
 def end_rate_limit(state: State, now: datetime) -> Effect | None:
-    """Wait out a rate limit, then show that the conversation runs again."""
+    """Wait out a rate limit, then announce that the conversation runs again."""
     if state.lifecycle.agent_state is not AgentState.RATE_LIMITED:
         return None
     return _wait_left(state, now) or announce(state, AgentState.RUNNING)
 
 
 def wait_for_retry(state: State, now: datetime) -> Effect | None:
-    """Wait for the next attempt, in the state that such a wait shows."""
+    """Wait for the next attempt, in the state for such a wait."""
     waiting = _wait_left(state, now)
     if waiting is None:
         return None
@@ -183,14 +184,15 @@ def wait_for_retry(state: State, now: datetime) -> Effect | None:
 
 
 def _wait_left(state: State, now: datetime) -> Park | None:
-    wait, deadline = state.calls.wait, state.usage.deadline
+    wait = state.calls.wait
+    deadline = state.usage.deadline
     if wait is None or now >= wait.until:
         return None
     return Park(wait.until if deadline is None else min(wait.until, deadline), wait.reason)
 
 
 def condense(state: State, now: datetime) -> Effect | None:
-    """Ask for a condensation after a prompt that did not fit."""
+    """Request a condensation after a prompt that did not fit."""
     return Append((CondensationRequestAction(),)) if state.calls.wants_condensation else None
 
 
@@ -200,7 +202,7 @@ def call_model(state: State, now: datetime) -> Effect:
 
 
 def asks_again_at(state: State, now: datetime, *, is_refused: bool) -> datetime | None:
-    """Say when somebody has to ask again for an action whose entry is lost, or for a call whose wake is."""
+    """Return when to check again for a lost action entry or a lost wake-up of a call."""
     if not (state.tools.pending or is_refused or is_deferred(state)):
         return None
     again = now + (ASK_AGAIN_AFTER if state.tools.pending else ACQUIRE_AGAIN_AFTER)

@@ -1,4 +1,4 @@
-"""Notes: what the agent wants written to its notebook, forgotten or listed."""
+"""Notes: the agent's actions on its notebook: write, forget, list."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Notes:
-    """The actions on the notebook that have no observation yet, in the order of the log."""
+    """The notebook actions without an observation, in the order of the log."""
 
     pending: tuple[PendingAction, ...] = ()
 
@@ -33,7 +33,7 @@ def _after_observation(notes: Notes, observation: Observation, state: State) -> 
 
 
 def take_note(state: State, now: datetime) -> Effect | None:
-    """Do what the oldest action wants."""
+    """Carry out the oldest action."""
     return TakeNote(state.notes.pending[0].id) if state.notes.pending else None
 
 

@@ -1,10 +1,10 @@
-"""Opening a workspace that begins with a repository or an archive, as part of the core.
+"""Opening a workspace from a repository or an archive.
 
-A tool worker does it, so the request is an action of the environment and its outcome an observation; the model sees
-neither. It comes before everything that needs the workspace, the survey and the first step among them.
+A tool worker opens it, so the request is an action of the environment and the result an observation; both are hidden
+from the model. It comes before everything that needs the workspace, such as the survey and the first step.
 
-Holds: no step is taken in a workspace that is not open; what cannot be opened ends in an error that says why, and is
-tried again when a person resumes the conversation; nobody waits for it when work is to stop.
+Holds: no step is taken in a workspace that is not open. A failed opening ends the work in an error with the cause, and
+is retried when a user resumes the conversation. A stop does not wait for it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ FAILED_CODE = "workspace_not_opened"
 
 @dataclass(frozen=True)
 class Opening:
-    """Whether the workspace holds what it is to begin with.
+    """The progress of filling the workspace from its source.
 
     Attributes:
-        action_id: the opening under way, 0 for none.
-        attempts: how often it was begun since a person last resumed the conversation.
+        action_id: the opening in flight; 0 for none.
+        attempts: number of attempts since a user last resumed the conversation.
     """
 
     action_id: int = 0
@@ -53,7 +53,7 @@ class Opening:
 
 
 def wants_opening(state: State) -> bool:
-    """Say whether the workspace has to be opened now."""
+    """Return whether the workspace must be opened now."""
     return (
         state.setup.workspace.source is not None
         and state.inbox.last_message_id != 0
@@ -63,7 +63,7 @@ def wants_opening(state: State) -> bool:
 
 
 def is_opening(state: State, action: Action) -> bool:
-    """Say whether this action is the opening that is wanted."""
+    """Return whether this action is the opening in flight."""
     return isinstance(action, OpenWorkspaceAction) and wants_opening(state)
 
 
@@ -76,9 +76,9 @@ def open_workspace(state: State, now: datetime) -> Effect | None:
 
 
 def failure_of(state: State, event: Observation) -> tuple[str, str] | None:
-    """Return reason and code of an opening that has failed; None for any other observation.
+    """Return reason and code of a failed opening; None for any other observation.
 
-    An opening whose outcome is unknown is begun again. One that a person stopped has not failed.
+    An opening with an unknown outcome is retried. One that a user stopped has not failed.
     """
     if not 0 != state.opening.action_id == event.cause or _is_settled_well(state.opening, event):
         return None
@@ -100,7 +100,7 @@ def _after_observation(opening: Opening, answer: Observation, state: State) -> O
 
 
 def _after_request(opening: Opening, event: Event, state: State) -> Opening:
-    """Open again what could not be opened, now that a person resumes the conversation."""
+    """Retry a failed opening when a user resumes the conversation."""
     return Opening() if opening.has_failed and asks_to_run(event) else opening
 
 

@@ -1,11 +1,11 @@
-"""Planning: a plan that waits to be accepted, the agent that carries it out, and the task list that agents keep.
+"""Planning: a plan that waits to be accepted, the agent that carries it out, and the agents' task list.
 
-A planning agent proposes a plan by an action. Where a person has to agree, that action waits like any other that is to
-be confirmed; a rejection, or a message in place of an answer, sends the planning agent back to work. An accepted
-plan is settled by the controller itself, and with that observation the conversation's agent is the one that carries the
-plan out: same log, same workspace, same limits, other tools and another system message.
+A planning agent proposes a plan by an action. If a user must agree, that action waits like any other confirmation; a
+rejection, or a message instead of an answer, sends the planning agent back to work. The controller itself settles an
+accepted plan. From that observation on, the conversation's agent is the executor of the plan: same log, same workspace,
+same limits, other tools and another system message.
 
-Holds: pure; a plan is accepted once; what comes after it in the log is decided by the other agent, in a replay too.
+Holds: pure. A plan is accepted once. The other agent decides all later events, in a replay too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ACCEPTED_WITH_CHANGES = "The plan was accepted with changes. Carry it out now as
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan under discussion, 0 for none, and whether a person has changed it."""
+    """The plan under discussion, 0 for none, and whether a user has changed it."""
 
     action_id: int = 0
     text: str = ""
@@ -43,13 +43,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class TaskList:
-    """The items of the task list, in the agent's order, as it wrote them last."""
+    """The items of the task list, in the agent's order, as last written."""
 
     items: tuple[TaskItem, ...] = ()
 
 
 def _after_action(plan: Plan, action: PlanAction, state: State) -> Plan:
-    """Note the plan that is under discussion; a copy that was confirmed may read otherwise."""
+    """Record the plan under discussion; a confirmed copy may be edited."""
     return Plan(action.id, action.plan, action.replaces is not None and action.plan != plan.text)
 
 
@@ -62,12 +62,12 @@ def _after_tracking(tasks: TaskList, action: TaskTrackingAction, state: State) -
 
 
 def is_handed_over(state: State, observation: Observation) -> bool:
-    """Say whether the plan under discussion is accepted, so that another agent takes over."""
+    """Return whether the plan under discussion is accepted, so that another agent takes over."""
     return isinstance(observation, PlanAcceptedObservation) and observation.cause == state.plan.action_id
 
 
 def up_to_plan(state: State, ready: tuple[int, ...]) -> tuple[int, ...]:
-    """Return which actions may run now: those before the plan, or the plan alone once they are answered."""
+    """Return the actions that may run now: those before the plan; once these are answered, only the plan."""
     if state.plan.action_id not in ready:
         return ready
     place = ready.index(state.plan.action_id)
@@ -75,7 +75,7 @@ def up_to_plan(state: State, ready: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def accepted(state: State) -> Append:
-    """Return what settles a plan that is accepted."""
+    """Return the events that settle an accepted plan."""
     plan = state.plan
     settled = next(pending for pending in state.tools.pending if pending.id == plan.action_id)
     observation = PlanAcceptedObservation(
@@ -88,7 +88,7 @@ def accepted(state: State) -> Append:
 
 
 def executor_of(agent: AgentSpec) -> AgentSpec:
-    """Return who carries out what a planning agent has planned: the same specification under another name."""
+    """Return the agent that executes a planning agent's plan: the same specification under another name."""
     plan = agent.plan or PlanSpec()
     return agent.model_copy(update={"name": plan.executor, "llm": plan.llm or agent.llm, "plan": None})
 

@@ -1,4 +1,4 @@
-"""What a conversation is: its agent, workspace, limits and tenant, and whose delegate it is."""
+"""The setup of a conversation: its agent, workspace, limits, tenant and parent."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup:
-    """What the first event says, and the agent and model that have taken over since.
+    """The content of the first event, and the later changes of agent and model.
 
     Attributes:
-        parent: whose delegate the conversation is; at `delegate_level` 0 nobody's.
-        forked_at: the last event that a fork shares with the conversation it was made from; 0 for none.
-        chosen_id: the event in which a person chose the agent that works now; 0 for the first event, and for a plan.
+        parent: the parent of a delegate; none at `delegate_level` 0.
+        forked_at: the last event that a fork shares with its origin; 0 for none.
+        chosen_id: the event in which a user chose the current agent; 0 for the first event, and for a plan.
     """
 
     conversation_id: str = ""
@@ -69,7 +69,7 @@ def _after_switch(setup: Setup, switch: ModelSwitched, state: State) -> Setup:
 
 
 def agent_after(change: ConversationChanged, agent: AgentSpec) -> AgentSpec:
-    """Return the agent that works behind a change; its policy and its tools may change besides."""
+    """Return the agent after a change. Its policy and its tools may also change."""
     agent = change.agent or agent
     if change.loop is None:
         return agent

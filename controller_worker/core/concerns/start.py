@@ -1,10 +1,10 @@
-"""Beginning later: a conversation that waits for its time, and one that has to begin by some time or not at all.
+"""Scheduled start: a conversation that waits for its time, and one that expires if it has not started by some time.
 
-The store counts the time, and nobody's clock is asked: the shell asks the store, and an event says that the time has
-come. A person who resumes the conversation begins it at once.
+The store measures the time, so no worker's clock counts: the loop asks the store, and an event records that the time
+has come. A user who resumes the conversation starts it at once.
 
-Holds: nothing is done for a conversation that waits, except for what stops or pauses it; a conversation that has not
-begun in time ends in an error with its own code, and only a person can begin it then.
+Holds: a waiting conversation only reacts to a stop or a pause. A conversation that expires before its start ends in an
+error with its own code; only a user can start it then.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ WAITING, OVER, BEGUN = "waiting", "over", "begun"
 
 @dataclass(frozen=True)
 class Start:
-    """How far a conversation has come that was to begin later, or by some time.
+    """The progress of a conversation with a start time or an expiry.
 
     Attributes:
-        standing: `waiting`, `over` (stopped or expired before it began), `begun`; empty: it began at once.
-        has_time: there is a time before which it may not begin.
+        standing: `waiting`, `over` (stopped or expired before its start), `begun`; empty: it started at once.
+        has_time: it has an earliest start time.
     """
 
     standing: str = ""
@@ -66,20 +66,21 @@ def _after_request(start: Start, request: ChangeAgentStateAction, state: State) 
 
 
 def _after_message(start: Start, message: MessageAction, state: State) -> Start:
-    """Begin what was over when a person speaks; while it waits, a message belongs to its task."""
+    """Start an expired or stopped conversation at a user's message. While it waits, a message belongs to its task."""
     return evolve(start, standing=BEGUN) if start.standing == OVER and is_message_of_person(message) else start
 
 
 def waits(start: Start) -> bool:
-    """Say whether nothing is done yet."""
+    """Return whether the conversation still waits for its start."""
     return start.standing in (WAITING, OVER)
 
 
 def await_start(state: State, now: datetime) -> Effect | None:
-    """Do nothing before the time has come, except for what a person asks for."""
+    """Do nothing before the start time, except for a user's requests."""
     if not waits(state.start):
         return None
-    requested, shown = state.lifecycle.requested, state.lifecycle.agent_state
+    requested = state.lifecycle.requested
+    shown = state.lifecycle.agent_state
     if requested in (AgentState.STOPPED, AgentState.PAUSED):
         return announce(state, requested)
     is_held = state.start.standing == OVER or shown is AgentState.PAUSED

@@ -1,12 +1,12 @@
-"""The survey of a workspace before the first message is recalled, and the scripts of the repository in it.
+"""The survey of a workspace before the first recall, and the setup scripts of its repository.
 
-The controller cannot read a workspace; a tool worker can. So the question is an action of the environment and its
-answer an observation, neither of which the model sees: the log stays the only source, and a replay needs no workspace.
+The controller cannot read a workspace; a tool worker can. So the question is an action of the environment and the
+answer an observation, both hidden from the model. The log stays the only source, and a replay needs no workspace.
 
-Holds: a message is recalled whatever becomes of the question; a workspace that cannot be asked is one that says
-nothing; nobody waits for the answer when work is to stop. A script is begun once, and a failure keeps nobody from work.
-Differs: what a failed setup script says is shown to the model; no hook is put into a directory that a person named,
-where it would run outside the sandbox too.
+Holds: a message is recalled whatever the outcome of the survey. A workspace that cannot be read counts as empty. A stop
+does not wait for the answer. A script is started once, and its failure does not stop the work.
+Differs: the output of a failed setup script is shown to the model. No hook is written into a directory named by a user,
+where it would also run outside the sandbox.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ INSTALL_HOOK = (
 
 @dataclass(frozen=True)
 class Survey:
-    """Whether the workspace was asked what it tells agents.
+    """The progress of the survey.
 
     Attributes:
-        action_id: the question, or later the script, that is under way, 0 for none.
-        attempts: how often it was asked.
-        answer_id: the event that answers it, 0 for none.
-        scripts: those that are still to be run, or under way.
+        action_id: the survey, or later the script, in flight; 0 for none.
+        attempts: number of attempts.
+        answer_id: the event with the answer; 0 for none.
+        scripts: scripts still to run, or in flight.
     """
 
     action_id: int = 0
@@ -79,7 +79,7 @@ class Survey:
 
 
 def wants_survey(state: State) -> bool:
-    """Say whether the workspace is to be asked before the first message is recalled."""
+    """Return whether to survey the workspace before the first recall."""
     setup = state.setup
     return (
         _begins(state)
@@ -90,7 +90,7 @@ def wants_survey(state: State) -> bool:
 
 
 def wants_script(state: State) -> bool:
-    """Say whether a script of the repository is to be run, or waited for, before the first message is recalled."""
+    """Return whether a script of the repository must run, or be waited for, before the first recall."""
     return _begins(state) and bool(state.survey.scripts)
 
 
@@ -100,17 +100,17 @@ def _begins(state: State) -> bool:
 
 
 def is_survey(state: State, action: Action) -> bool:
-    """Say whether this action is the question that is wanted."""
+    """Return whether this action is the survey in flight."""
     return isinstance(action, SurveyAction) and wants_survey(state)
 
 
 def is_script(state: State, action: Action) -> bool:
-    """Say whether this action is the script that is wanted."""
+    """Return whether this action is the script in flight."""
     return isinstance(action, CmdRunAction) and action.source is EventSource.ENVIRONMENT and wants_script(state)
 
 
 def survey_workspace(state: State, now: datetime) -> Effect | None:
-    """Ask the workspace, then wait for its answer, and so with each script of the repository."""
+    """Survey the workspace and wait for the answer, then do the same with each script of the repository."""
     is_surveying = wants_survey(state)
     if not (is_surveying or wants_script(state)):
         return None
@@ -126,13 +126,13 @@ def _script(name: str) -> CmdRunAction:
         source=EventSource.ENVIRONMENT,
         blocking=True,
         hidden=True,
-        is_static=is_hook,  # what the setup script sets is for the shell of the agent
+        is_static=is_hook,  # the variables set by the setup script are for the agent's shell
         timeout=SCRIPT_LIMIT_SECONDS,
     )
 
 
 def _due_scripts(state: State, answer: Observation) -> tuple[str, ...]:
-    """Return the scripts to run; a delegate finds its parent's workspace set up."""
+    """Return the scripts to run; none for a delegate, because its parent's workspace is set up."""
     setup = state.setup
     if not isinstance(answer, SurveyObservation) or setup.delegate_level or not setup.agent.enable_cmd:
         return ()
@@ -145,7 +145,7 @@ def _after_action(survey: Survey, action: SurveyAction, state: State) -> Survey:
 
 
 def _after_observation(survey: Survey, answer: Observation, state: State) -> Survey:
-    """Note the answer; a question whose outcome is unknown is asked again."""
+    """Record the answer; repeat a survey with an unknown outcome."""
     if not 0 != survey.action_id == answer.cause:
         return survey
     if survey.is_over:
@@ -165,12 +165,12 @@ SURVEY = Concern("survey", {SurveyAction: _after_action, CmdRunAction: _after_co
 
 
 def skills_from(answer: Observation) -> SkillFiles:
-    """Return the skills of an answer; what is damaged in it is left out."""
+    """Return the skills in an answer, without damaged ones."""
     return skills_of(_files(answer.content)) if isinstance(answer, SurveyObservation) else NO_SKILLS
 
 
 async def skills_read(answer: Observation) -> SkillFiles:
-    """See `skills_from`; after each file it is the turn of whatever else the worker has to do."""
+    """Like `skills_from`, but yield to the event loop after each file."""
     reader = SkillReader()
     for path, text in _files(answer.content) if isinstance(answer, SurveyObservation) else ():
         reader.add(path, text)

@@ -1,7 +1,7 @@
 """Tools: the actions of a turn, from the log to their observations.
 
-Holds: every runnable action is settled by exactly one observation; the calls of a turn run in their order, up to the
-first that waits for a person's confirmation.
+Holds: every runnable action is settled by exactly one observation. The calls of a turn run in order, up to the first
+that waits for a user's confirmation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def is_own_action(state: State, action: Action) -> bool:
-    """Say whether the controller wants this action for itself; no step, loop or confirmation is about it."""
+    """Return whether this is an action of the controller itself. Steps, loops and confirmations ignore it."""
     return (
         opening.is_opening(state, action)
         or survey.is_survey(state, action)
@@ -42,7 +42,7 @@ def is_own_action(state: State, action: Action) -> bool:
 
 
 def trace_of_action(state: State, action: Action) -> Trace | None:
-    """Return what loop detection compares of an action; None where it is switched off, and for a hidden action."""
+    """Return the trace of an action for loop detection; None if detection is off or the action is hidden."""
     if not state.setup.agent.enable_stuck_detection or getattr(action, "hidden", False):
         return None
     if action.tool_call_metadata is not None:
@@ -75,7 +75,7 @@ def _pending(action: Action, trace: Trace | None) -> PendingAction:
 
 
 def await_tools(state: State, now: datetime) -> Effect | None:
-    """Wait for the actions that may run; settle a plan that nobody objects to; else ask for a confirmation."""
+    """Wait for the actions that may run; settle a plan that needs no confirmation; else ask for a confirmation."""
     if not state.tools.pending:
         return None
     ready = planning.up_to_plan(state, may_run(state))
@@ -90,7 +90,7 @@ def await_tools(state: State, now: datetime) -> Effect | None:
 TOOLS = Concern(
     "tools",
     {
-        # The controller makes these by itself. They settle no action.
+        # Events of the controller itself. They settle no action.
         AgentStateChangedObservation: None,
         LoopDetectionObservation: None,
         FinishRefusedObservation: None,

@@ -1,4 +1,4 @@
-"""SDK agents: the Claude Agent SDK as the loop of a conversation, in a process that reaches nothing but this room.
+"""SDK agents: the Claude Agent SDK as the loop of a conversation, in an isolated process.
 
 Start with: session.
 """

@@ -1,9 +1,8 @@
-"""The Messages endpoint that the CLI of the Claude Agent SDK takes for its provider, on the loopback of its sandbox.
+"""The Messages endpoint that the CLI of the Claude Agent SDK uses as its provider, on the loopback of its sandbox.
 
-Holds: a call is answered with a reply of the log and with nothing else; a request that is sent again, because the CLI
-has lost its answer, gets the same reply again. Only who knows the token is answered, and calls beside those of the
-conversation (titles, counts) never leave this file.
-Does not: read prompts. What a model is asked is made from the log.
+Holds: a call is answered only with a reply of the log. A request repeated by the CLI after a lost answer gets the same
+reply. Requests without the token are refused. Calls outside the conversation (titles, counts) never leave this file.
+Does not: read prompts. The model's prompt is made from the log.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ class Endpoint:
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def give(self, reply: Mapping[str, Any]) -> None:
-        """Give the next reply of the log; it waits here for the call that it answers."""
+        """Provide the next reply of the log; it is kept until the matching call arrives."""
         self._replies.put_nowait(reply)
 
     def begin_turn(self) -> None:
-        """Note that what is asked next continues no reply."""
+        """Note that the next call continues no reply."""
         self._taken = None
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -60,22 +59,23 @@ class Endpoint:
             while await self._exchange(connection, reader, writer):
                 connection.start_next_cycle()
         except (OSError, h11.RemoteProtocolError, h11.LocalProtocolError, asyncio.IncompleteReadError):
-            pass  # the CLI has hung up; it asks again
+            pass  # the CLI has hung up; it repeats the call
         finally:
             writer.close()
 
     async def _exchange(
         self, connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """Answer one request; False: there will be no other."""
-        request, body = None, bytearray()
+        """Answer one request; return False if the connection takes no further one."""
+        request = None
+        body = bytearray()
         while True:
             event = connection.next_event()
             if event is h11.NEED_DATA:
                 connection.receive_data(await reader.read(READ_BYTES))
             elif isinstance(event, h11.Request):
                 request = event
-                if not self._is_known(request):  # its body is not read
+                if not self._is_known(request):  # the body of a refused request is not read
                     message = {"type": "error", "error": {"type": "authentication_error", "message": "no"}}
                     await _Answer(connection, writer).whole(401, message)
                     return False
@@ -122,7 +122,7 @@ class Endpoint:
 
     async def _reply(self, messages: Any, answer: _Answer) -> Mapping[str, Any]:
         if self._taken is not None and not _continues(messages, self._taken):
-            return self._taken  # it was asked before, and the answer was lost
+            return self._taken  # a repeated call with a lost answer
         if self._replies.empty():
             self._on_ask(self._asked + 1)
         waiting = asyncio.ensure_future(self._replies.get())
@@ -131,12 +131,13 @@ class Endpoint:
                 await answer.send(PING)
         finally:
             waiting.cancel()
-        self._asked, self._taken = self._asked + 1, waiting.result()
+        self._asked += 1
+        self._taken = waiting.result()
         return self._taken
 
 
 def _continues(messages: Any, reply: Mapping[str, Any]) -> bool:
-    """Say whether a request has the calls of a reply in it; the next request after one without calls is a new turn."""
+    """Return whether a request contains the calls of a reply; never after a reply without calls: a new turn follows."""
     text = json.dumps(messages)
     return bool(reply["calls"]) and all(f'"{call["id"]}"' in text for call in reply["calls"])
 
@@ -156,7 +157,7 @@ class _Answer:
         await self._writer.drain()
 
     async def begin(self) -> None:
-        """Begin a stream."""
+        """Start a stream."""
         headers = [
             ("content-type", "text/event-stream"),
             ("cache-control", "no-cache"),

@@ -1,6 +1,6 @@
-"""What goes wrong in the SDK, in the terms of the one table of errors that both kinds of agents have (`llm.errors`).
+"""Errors of the SDK, translated into the error table that both kinds of agents share (`providers.errors`).
 
-    what the SDK says                                  our error
+    error of the SDK                                   our error
     authentication_failed, oauth_org_not_allowed       AuthenticationError
     billing_error                                      OutOfCreditsError
     rate_limit                                         RateLimitError            [retryable]
@@ -15,7 +15,7 @@
         a program that has ended                       ServiceUnavailableError   [retryable]
     CLINotFoundError, a package that is not installed  LLMConfigError
 
-What a text says of a prompt that is too long or of a policy counts first, as for every provider.
+As for every provider, a text about a prompt that is too long or about a policy takes precedence.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ BY_NAME: Mapping[str, type[ModelError]] = {
     "MessageParseError": MalformedReplyError,
     "TimeoutError": ModelTimeoutError,
 }
-"""What the SDK calls an error, or the class of what it raises; anything else is `ServiceUnavailableError`."""
+"""By the SDK's name of an error or the class of its exception; any other is `ServiceUnavailableError`."""
 
 NOT_INSTALLED = frozenset({"CLINotFoundError", "ModuleNotFoundError", "ImportError"})
 REMEDY = "Install it where controller workers run: pip install 'deckhands[claude]'."
 
 
 def sdk_error(name: str, text: str) -> DeckhandsError:
-    """Return our error for one of the SDK's.
+    """Return our error for an error of the SDK.
 
     Args:
-        name: the class of what it raised, or what it calls the error.
-        text: what it said.
+        name: the class of the exception, or the SDK's name of the error.
+        text: its message.
     """
     if name in NOT_INSTALLED:
         return LLMConfigError(f"The Claude Agent SDK cannot be used: {text}", remedy=REMEDY)

@@ -1,9 +1,9 @@
-"""How the program of a session is started: with a clean environment, and in a sandbox where bubblewrap works.
+"""The start of a session's program: with a clean environment, and in a sandbox if bubblewrap works.
 
 Holds: the program inherits no variable, no descriptor but its socket, and no directory of ours. In the sandbox it has
-the system's programs, the interpreter's packages and this room, all read-only, an empty `/tmp`, no network but its own
-loopback, and ends with its worker.
-Does not: bound memory; a worker bounds how many it holds.
+the system's programs, the interpreter's packages and this package, all read-only, an empty `/tmp`, no network but its
+own loopback, and ends with its worker.
+Does not: limit memory; a worker limits the number of programs.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ PROGRAM = (sys.executable, "-I", "-m", f"{__package__}.program")
 
 
 def command_of(program: Sequence[str], descriptor: int, *, is_sandboxed: bool) -> Sequence[str]:
-    """Return what starts the program of a session.
+    """Return the command that starts the program of a session.
 
     Args:
-        program: `PROGRAM`, or another one that speaks as it does.
+        program: `PROGRAM`, or another one with the same protocol.
         descriptor: of its socket, the same in the child.
     """
     command = [*program, str(descriptor)]
@@ -41,7 +41,7 @@ def command_of(program: Sequence[str], descriptor: int, *, is_sandboxed: bool) -
 
 @functools.cache
 def can_sandbox() -> bool:
-    """Say whether bubblewrap is here and works; tried once."""
+    """Return whether bubblewrap is installed and works; tried once."""
     if shutil.which("bwrap", path=SYSTEM_PATH) is None:
         return False
     trial = [*_sandbox(), "--", sys.executable, "-I", "-c", "pass"]
@@ -73,7 +73,7 @@ def _system() -> Iterator[str]:
 
 
 def _packages() -> Iterator[str]:
-    """Yield the mounts of the interpreter, of its packages, and of this room alone of our own."""
+    """Yield the mounts of the interpreter, of its packages, and of this package as the only one of ours."""
     places = {Path(sys.prefix), Path(sys.base_prefix), Path(os.path.realpath(sys.executable)).parent.parent}
     places |= {Path(place) for place in site.getsitepackages()}
     kept = [place for place in sorted(places) if place.is_dir() and not place.is_relative_to("/usr")]

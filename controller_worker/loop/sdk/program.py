@@ -1,11 +1,11 @@
-"""The small program in which the Claude Agent SDK runs: `python -I -m controller_worker.loop.sdk.program DESCRIPTOR`.
+"""The small program that runs the Claude Agent SDK: `python -I -m controller_worker.loop.sdk.program DESCRIPTOR`.
 
-It speaks with its controller worker over one socket, a JSON object a line. It reads what to offer (`begin`), what a
-person says (`query`), replies of the log (`reply`) and results of calls (`result`). It says that the SDK asks for a
-reply (`asks`), calls a tool (`calls`), has ended its turn (`ended`) or cannot continue (`failed`).
+It talks to its controller worker over one socket, one JSON object per line. It reads the tools to offer (`begin`), a
+user's message (`query`), replies of the log (`reply`) and results of calls (`result`). It reports that the SDK asks for
+a reply (`asks`), calls a tool (`calls`), has ended its turn (`ended`) or cannot continue (`failed`).
 
-Holds: it has no key, no address of a provider and no tool that does anything; what the SDK calls waits for a result of
-the log, found by the id of the call and not by its arguments. Its home is empty at the start and is gone at the end.
+Holds: it has no key, no address of a provider and no tool with an effect. A call of the SDK waits for its result from
+the log, found by the id of the call and not by its arguments. Its home is empty at the start and removed at the end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from controller_worker.loop.sdk.reply_stream import PREFIX, SERVER
 
 MAX_LINE_BYTES = 64 * 2**20
 TOOL_USE = "claudecode/toolUseId"
-"""Where a call of a tool names the call of the reply that it comes from."""
+"""The field in which a tool call names its call in the reply."""
 STDERR_LINES = 20
 FOLDER = "deckhands-sdk-"
 FOR_EVER_MS = str(2**31 - 1)
@@ -59,7 +59,7 @@ class Program:
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
 
     def tell(self, **line: Any) -> None:
-        """Tell the controller worker."""
+        """Send a message to the controller worker."""
         self._writer.write(json.dumps(line).encode() + b"\n")
 
     async def run(self, lines: AsyncIterator[Mapping[str, Any]]) -> None:
@@ -94,7 +94,7 @@ class Program:
         return self._results.setdefault(call_id, asyncio.get_running_loop().create_future())
 
     async def _listen(self, client: Any) -> None:
-        """Tell the ends of turns."""
+        """Report the ends of turns."""
         from claude_agent_sdk import ResultMessage
 
         try:
@@ -126,7 +126,7 @@ class Program:
             allowed_tools=names,
             model=self._begun["model"],
             system_prompt="",
-            verbatim_prompts=True,  # else words that begin with @ would name files to be read
+            verbatim_prompts=True,  # otherwise words with a leading @ would name files to read
             cwd=self._home,
             env=environment,
             max_buffer_size=MAX_LINE_BYTES,
@@ -134,7 +134,7 @@ class Program:
         )
 
     def _server(self) -> Any:
-        """Return the MCP server whose tools are the agent's."""
+        """Return the MCP server with the agent's tools."""
         from mcp.server import Server
         from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool
 
@@ -149,18 +149,20 @@ class Program:
         async def call_tool(context: Any, params: Any) -> CallToolResult:
             call_id = _tool_use_id(context, params)
             if call_id is None:
-                text, is_error = "This call names no reply, so nothing was done.", True
+                text = "This call names no reply, so nothing was done."
+                is_error = True
             else:
                 self.tell(calls=call_id, name=params.name)
                 result = await asyncio.shield(self._result(call_id))
-                text, is_error = result["text"], result["is_error"]
+                text = result["text"]
+                is_error = result["is_error"]
             return CallToolResult(content=[TextContent(type="text", text=text)], is_error=is_error)
 
         return Server(SERVER, version="1", on_list_tools=list_tools, on_call_tool=call_tool)
 
 
 def _tool_use_id(context: Any, params: Any) -> str | None:
-    """Return which call of a reply a call of a tool comes from."""
+    """Return the id of the call in the reply that a tool call belongs to."""
     for meta in (getattr(params, "meta", None), getattr(context, "meta", None)):
         if meta is None:
             continue
@@ -190,7 +192,7 @@ async def _main(descriptor: int) -> None:
     finally:
         shutil.rmtree(home, ignore_errors=True)
         around = Path(home).parent
-        if around.name.startswith(FOLDER):  # it was made for this program; a worker that was killed does not remove it
+        if around.name.startswith(FOLDER):  # the program removes its home itself, because a killed worker cannot
             shutil.rmtree(around, ignore_errors=True)
 
 

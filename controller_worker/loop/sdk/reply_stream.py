@@ -1,8 +1,7 @@
-"""A reply of the log as the Messages protocol streams it, for the process of the Claude Agent SDK.
+"""A reply of the log as a stream of the Messages protocol, for the process of the Claude Agent SDK.
 
-Holds: the ids of calls are the log's, so that what the SDK does with them can be bound to actions. The usage is always
-the same few tokens: what a call has cost the log knows, and a CLI that believed its window full would compact what no
-model reads.
+Holds: the ids of calls are the log's, so that results from the SDK can be matched to actions. The usage is always the
+same few tokens: the log has the real cost, and a CLI with a full window would compact a history that no model reads.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 SERVER = "deckhands"
 PREFIX = f"mcp__{SERVER}__"
-"""How the CLI names the tools of our MCP server."""
+"""The CLI's prefix for the tools of our MCP server."""
 
 _USAGE = {
     "input_tokens": 1,
@@ -56,7 +55,7 @@ def streamed(reply: Mapping[str, Any]) -> bytes:
 
 
 def _blocks(text: str, calls: Sequence[Mapping[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    if text or not calls:  # a message has to hold something
+    if text or not calls:  # a message must not be empty
         yield {"type": "text", "text": ""}, {"type": "text_delta", "text": text or "(nothing)"}
     for call in calls:
         begun = {"type": "tool_use", "id": call["id"], "name": PREFIX + call["name"], "input": {}}

@@ -1,10 +1,9 @@
-"""What a fresh program of the SDK gets of a log, so that it is where the conversation is: pure functions.
+"""The part of a log that a fresh program of the SDK needs to continue the conversation: pure functions.
 
-The prompt of a model is made from the log, so a program needs no more of it than the turn that it is in the middle of:
-the message that began the turn, the replies since, and the results of their calls. Of a long turn the latest replies
-are enough.
+A model's prompt is made from the log, so a program needs only the current turn: the message that started the turn, the
+replies since, and the results of their calls. Of a long turn, the latest replies are enough.
 
-Holds: a call has the same id in every program of the conversation: that of its reply and its place there.
+Holds: a call has the same id in every program of the conversation, made of its reply and its index there.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ SETTLED = "The call is settled."
 
 @dataclass(frozen=True, slots=True)
 class RestoredTurn:
-    """The turn under way.
+    """The current turn.
 
     Attributes:
-        query: what began it.
-        replies: the latest of it, in order.
-        observations: what answers calls of these replies.
+        query: the message that started it.
+        replies: its latest replies, in order.
+        observations: the answers to calls of these replies.
     """
 
     query: str
@@ -48,7 +47,7 @@ class RestoredTurn:
 
 
 def restored_turn(events: Iterable[Event]) -> RestoredTurn:
-    """Return the turn under way of a log, without what was taken back."""
+    """Return the current turn of a log, without events that were taken back."""
     replies: list[ModelReply] = []
     observations: list[Observation] = []
     query = begun_by = BEGIN
@@ -72,19 +71,19 @@ def restored_turn(events: Iterable[Event]) -> RestoredTurn:
 
 
 def is_of_agent(event: Event) -> bool:
-    """Say whether an event is a reply to the agent's own question."""
+    """Return whether an event is a reply to the agent's own question."""
     return isinstance(event, ModelReply) and event.service == "agent"
 
 
 def is_new_agent(event: Event) -> bool:
-    """Say whether another agent may continue behind an event."""
+    """Return whether another agent may continue after an event."""
     if isinstance(event, ConversationChanged):
         return event.agent is not None or event.loop is not None or event.tools is not None
     return isinstance(event, PlanAcceptedObservation)
 
 
 def query_of(message: MessageAction) -> str:
-    """Return a person's message as a query; it begins with words of ours, so that none is a command of the CLI."""
+    """Return a user's message as a query. It starts with our own words, so that the CLI reads none as a command."""
     return f"Message {message.id}: {message.content}"[:SHOWN_CHARS]
 
 
@@ -100,7 +99,7 @@ def call_id(reply_id: int, place: int) -> str:
 
 
 def told_reply(reply: ModelReply, model: str) -> dict[str, Any]:
-    """Return a reply as `reply_stream` takes it."""
+    """Return a reply in the form that `reply_stream` takes."""
     calls = [
         {"id": call_id(reply.id, place), "name": call.name, "input": _arguments(call.arguments)}
         for place, call in enumerate(reply.tool_calls)
@@ -109,7 +108,7 @@ def told_reply(reply: ModelReply, model: str) -> dict[str, Any]:
 
 
 def told_result(number: str, observation: Observation | None) -> dict[str, Any]:
-    """Return the result of a call, as the SDK gets it; None: there is none, and nobody waits for it any more."""
+    """Return the result of a call in the SDK's form; None if there is none or it is not needed any more."""
     text = SETTLED if observation is None else (observation.content or SETTLED)[:SHOWN_CHARS]
     return {"id": number, "text": text, "is_error": isinstance(observation, ErrorObservation)}
 

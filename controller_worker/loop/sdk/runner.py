@@ -1,6 +1,7 @@
-"""One running program of the SDK, as its controller worker sees it: started, spoken to by lines, ended.
+"""A running program of the SDK: started by its controller worker, connected by lines of JSON, ended with it.
 
-Holds: it ends with the worker, however that dies; what it says is a JSON object a line, and anything else ends it.
+Holds: it ends with the worker, even if the worker is killed. Its output is one JSON object per line; any other output
+ends it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from controller_worker.loop.sdk.launch import ENVIRONMENT, command_of
 
 MAX_LINE_BYTES = 2**20
 MAX_WAITING_BYTES = 64 * 2**20
-"""Of what the program has not read yet; it reads everything at once."""
+"""Bytes that the program has not read yet; it normally reads everything at once."""
 SAID_BYTES = 2_000
 INSIST_SECONDS = 3.0
 
@@ -33,9 +34,9 @@ class Runner:
     """A running program of the SDK.
 
     Args:
-        on_line: called with what it says.
-        on_end: called once it has ended by itself, with the end of what it printed.
-        endings: gets what waits for the end of one that was stopped.
+        on_line: called with each message.
+        on_end: called once if it ends by itself, with the end of its output.
+        endings: receives the tasks that wait for the end of a stopped program.
     """
 
     def __init__(
@@ -57,12 +58,12 @@ class Runner:
         return self._child.pid if self._child is not None else None
 
     async def start(self, program: Sequence[str], *, is_sandboxed: bool) -> None:
-        """Start it.
+        """Start the program.
 
         Raises:
             OSError: no process can be started.
         """
-        # Without a sandbox it has a home to remove; with one, all of it ends with the sandbox.
+        # Without a sandbox the program must remove its home; a sandbox ends with everything in it.
         self._last_signal = signal.SIGKILL if is_sandboxed else signal.SIGTERM
         ours, theirs = socket.socketpair()
         folder = self._folder = Path(tempfile.mkdtemp(prefix="deckhands-sdk-"))
@@ -78,7 +79,7 @@ class Runner:
                     directory=folder,
                 )
                 said = log.open("rb")
-            if is_sandboxed:  # nothing of it is left even if this worker is killed
+            if is_sandboxed:  # it leaves nothing behind, even if this worker is killed
                 shutil.rmtree(folder, ignore_errors=True)
             reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
         except OSError:
@@ -88,7 +89,7 @@ class Runner:
         self._reading = asyncio.create_task(self._read(reader, said), name="lines of the SDK")
 
     def tell(self, **line: Any) -> None:
-        """Tell it something; nothing happens if it has ended."""
+        """Send a message; does nothing if it has ended."""
         if self._writer is None or self._writer.is_closing():
             return
         failpoint("controller.sdk_told")
@@ -97,7 +98,7 @@ class Runner:
             self._writer.transport.abort()
 
     def stop(self) -> None:
-        """End it and all that it has started, at once; `endings` holds what waits for that. Idempotent."""
+        """Stop it and all its child processes at once; `endings` holds the task that waits for that. Idempotent."""
         if self._reading is not None and self._reading is not asyncio.current_task():
             self._reading.cancel()
         if self._writer is not None:
@@ -121,7 +122,7 @@ class Runner:
     async def _read(self, reader: asyncio.StreamReader, said: BinaryIO) -> None:
         text = ""
         try:
-            with suppress(ValueError, OSError):  # a line too long, or none of ours
+            with suppress(ValueError, OSError):  # a line that is too long, or invalid
                 while line := await reader.readline():
                     found = json.loads(line)
                     if not isinstance(found, dict):
@@ -135,7 +136,7 @@ class Runner:
 
 
 def _signal(child: Child, number: signal.Signals) -> None:
-    """Send a signal to a program and to all that it has started."""
+    """Send a signal to a program and all its child processes."""
     if child.exit_status is None:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, number)

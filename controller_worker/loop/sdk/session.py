@@ -1,13 +1,13 @@
-"""One conversation in the loop of the Claude Agent SDK: the SDK says when it asks, the core decides whether it may.
+"""One conversation in the loop of the Claude Agent SDK: the SDK asks for a call, the core decides whether it may.
 
-A model call of such an agent has two conditions. The core wants it, as for every agent; and the SDK has come to the
-point where it asks. Then it is made as every call is, and its reply reaches the SDK from the log. So do the results of
-tool calls: they are observations, whichever worker has appended them.
+A model call of such an agent has two conditions: the core decides it, as for every agent, and the SDK has asked for it.
+Then it is made like every call, and its reply reaches the SDK from the log. So do the results of tool calls: they are
+observations, appended by any worker.
 
-Holds: nothing that the SDK says is appended or run. A program that dies, hangs or says nonsense is replaced by one that
-gets the turn under way; after `MAX_STARTS` in a row that came to nothing, the legacy agent continues, or the call
-fails like any other.
-Does not: outlive the worker's hold on the conversation; see `restored_turn` for what the next program gets.
+Holds: no output of the SDK is appended or run. A program that dies, hangs or sends invalid output is replaced by one
+that gets the current turn. After `MAX_STARTS` starts in a row without progress, the legacy agent continues, or the
+call fails like any other.
+Does not: outlive the worker's ownership of the conversation; see `restored_turn` for the input of the next program.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ from controller_worker.loop.sdk.runner import Line, Runner
 from controller_worker.loop.sdk.sessions import Sessions
 
 MODEL = "claude-sonnet-4-5"
-"""What the CLI believes to ask; which model is asked the core decides."""
+"""The model name given to the CLI; the core decides which model is called."""
 MAX_STARTS = 3
 RETRY_SECONDS = (8.0, 16.0, 32.0)
-"""After failures of one step without a fallback; then the conversation ends in an error."""
+"""Delays after failures of one step without a fallback; then the conversation ends in an error."""
 CHANGED_BY = "deckhands"
 SHOWN_CHARS = 1_000
 
@@ -62,10 +62,10 @@ _log = logging.getLogger(__name__)
 
 
 class Session:
-    """The SDK of one conversation, while a worker holds it.
+    """The SDK of one conversation while a worker owns it.
 
     Args:
-        on_news: called when the loop has to look again.
+        on_news: called when the loop must continue.
     """
 
     def __init__(self, sessions: Sessions, log: EventLog, conversation_id: str, on_news: Callable[[], None]) -> None:
@@ -74,8 +74,13 @@ class Session:
         self._conversation_id = conversation_id
         self._notify = on_news
         self._runner: Runner | None = None
-        self._is_awaited = self._has_news = self._has_ended = False
-        self._told = self._asked = self._starts = self._queries = 0
+        self._is_awaited = False
+        self._has_news = False
+        self._has_ended = False
+        self._told = 0
+        self._asked = 0
+        self._starts = 0
+        self._queries = 0
         self._limit_seconds = 0.0
         self._open: dict[tuple[int, str], str] = {}
         self._query = BEGIN
@@ -84,24 +89,25 @@ class Session:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the conversation waits for the SDK to ask."""
+        """Whether the conversation waits for the SDK's next call."""
         return self._is_awaited
 
     @property
     def pid(self) -> int | None:
-        """The process id of its program; None: it has none."""
+        """The process id of its program; None if there is none."""
         return self._runner.pid if self._runner is not None else None
 
     def take_news(self) -> bool:
-        """Say whether the loop has to look again since this was last asked."""
+        """Return whether the loop must continue, and reset the flag."""
         has_news, self._has_news = self._has_news, False
         return has_news
 
     async def asks(self, wanted: CallModel, state: State, agent: Agent) -> Append | bool:
-        """Say whether the SDK asks for the call that the core wants, and let it come to that point if not.
+        """Return whether the SDK asks for the call that the core has decided; if not, bring it to that point.
 
         Returns:
-            True: the call may be made. False: there is only to wait. Else what is appended, because it cannot run.
+            True if the call may be made, False if there is only a wait. Otherwise the events to append, because it
+            cannot run.
 
         Raises:
             CorruptEntry: an entry of the log is damaged or missing.
@@ -119,7 +125,8 @@ class Session:
         self._settle()
         if self._asked > self._told:
             failpoint("controller.sdk_asks")
-            self._starts = self._queries = 0
+            self._starts = 0
+            self._queries = 0
             self._rest()
             return True
         if self._has_ended:
@@ -128,7 +135,7 @@ class Session:
         return False
 
     def take_in(self, events: Iterable[Event]) -> None:
-        """Take in the next events of the log, and tell the SDK what concerns it."""
+        """Process the next events of the log, and send the SDK those that it needs."""
         for event in events:
             if isinstance(event, MessageAction) and event.source is EventSource.USER:
                 self._query = query_of(event)
@@ -142,19 +149,19 @@ class Session:
                     self._tell_result(event)
 
     def give_up(self) -> None:
-        """End the program; the next time it is wanted, a fresh one gets the turn under way. Idempotent."""
+        """End the program; at the next use, a fresh one gets the current turn. Idempotent."""
         if self._runner is not None:
             self._runner.stop()
             self._runner = None
         self._sessions.give(self)
 
     def close(self) -> None:
-        """End the program, and wait for nothing any more: the conversation is gone from here. Idempotent."""
+        """End the program and every wait: the conversation has left this worker. Idempotent."""
         self._rest()
         self.give_up()
 
     async def _start(self, state: State, agent: Agent) -> None:
-        """Start a program, and tell it the turn under way."""
+        """Start a program and send it the current turn."""
         self._starts += 1
         events = await self._log.read(self._conversation_id, until=state.version)
         turn = restored_turn(without(events, taken_back(events)))
@@ -164,7 +171,10 @@ class Session:
             on_end=lambda said: self._lose("ProcessError", said) if self._runner is runner else None,
             endings=self._sessions.endings,
         )
-        self._runner, self._asked, self._told, self._has_ended = runner, 0, 0, False
+        self._runner = runner
+        self._asked = 0
+        self._told = 0
+        self._has_ended = False
         self._open.clear()
         try:
             await runner.start(self._sessions.program, is_sandboxed=is_sandboxed)
@@ -181,7 +191,7 @@ class Session:
             self._tell_reply(reply)
         for observation in turn.observations:
             self._tell_result(observation)
-        _log.info("conversation %s: the SDK begins, with %d replies", self._conversation_id, len(turn.replies))
+        _log.info("conversation %s: the SDK starts with %d replies", self._conversation_id, len(turn.replies))
 
     def _tell_reply(self, reply: ModelReply) -> None:
         assert self._runner is not None
@@ -196,7 +206,7 @@ class Session:
             self._runner.tell(result=told_result(number, observation))
 
     def _settle(self) -> None:
-        """Answer what is still open: the core wants the next call, so nothing will come any more."""
+        """Answer all open calls: the core has decided the next call, so no further result will arrive."""
         while self._open and self._runner is not None:
             self._runner.tell(result=told_result(self._open.popitem()[1], None))
 
@@ -210,7 +220,7 @@ class Session:
         self._runner.tell(query=self._query)
 
     def _take(self, line: Line) -> None:
-        """Take what the program says."""
+        """Handle a message from the program."""
         if isinstance(asked := line.get("asks"), int):
             self._asked = asked
         elif "ended" in line:
@@ -223,10 +233,10 @@ class Session:
             if self._asked > self._told or self._has_ended:
                 self._tell_loop()
             elif self._limit is not None:
-                self._set_limit(self._limit_seconds)  # it is at work
+                self._set_limit(self._limit_seconds)  # any message shows progress
 
     def _lose(self, name: str, text: str) -> None:
-        """Give up a program that is of no use any more."""
+        """Stop a program that is no longer usable."""
         error = sdk_error(name, text)
         _log.warning("conversation %s: %s", self._conversation_id, error)
         self.give_up()
@@ -237,10 +247,12 @@ class Session:
             self._tell_loop()
 
     def _failed(self, wanted: CallModel, spec: SdkSpec) -> Append:
-        """Return what a failure leads to: the legacy agent continues, or the call fails like any other."""
+        """Return the events after a failure: the legacy agent continues, or the call fails like any other."""
         error = self._failure
         assert error is not None
-        self._failure, self._starts, self._queries = None, 0, 0
+        self._failure = None
+        self._starts = 0
+        self._queries = 0
         self.close()
         if spec.fallback_to_legacy:
             change = ConversationChanged(
@@ -264,7 +276,7 @@ class Session:
         self._notify()
 
     def _rest(self) -> None:
-        """Note that the conversation does not wait for the SDK any more."""
+        """Note that the conversation no longer waits for the SDK."""
         self._is_awaited = False
         self._end_limit()
         self._sessions.use(self)

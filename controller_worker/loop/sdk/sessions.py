@@ -1,7 +1,7 @@
-"""How many programs of the SDK a worker holds at once, and who gives one up for another.
+"""The limit on the SDK programs of a worker, and the choice of a program to end for another.
 
-Holds: never more than the limit. A conversation whose program waits for a tool or a person gives it up first, the one
-that has waited longest; a fresh one is where the log ends within seconds. Others wait for their turn, in order.
+Holds: never more than the limit. The program that has waited longest for a tool or a user is ended first; a fresh one
+restores its turn from the log within seconds. The other sessions wait in order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SandboxChoice = Literal["auto", "bwrap", "none"]
 
 
 class Held(Protocol):
-    """A session that has a program."""
+    """A session with a program."""
 
     @property
     def is_awaited(self) -> bool:
@@ -34,12 +34,12 @@ class Sessions:
     """The programs of one worker.
 
     Args:
-        limit: how many at once.
-        program: what runs the SDK.
-        sandbox: `auto`: a sandbox where there is one; `bwrap`: nothing without one; `none`: none.
+        limit: maximum number of programs.
+        program: the program that runs the SDK.
+        sandbox: `auto`: a sandbox if available; `bwrap`: refuse without one; `none`: no sandbox.
 
     Attributes:
-        endings: what waits for the ends of programs that were stopped.
+        endings: tasks that wait for the ends of stopped programs.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Sessions:
 
     @property
     def count(self) -> int:
-        """How many programs are held."""
+        """The number of programs."""
         return len(self._held)
 
     @property
@@ -63,12 +63,12 @@ class Sessions:
         return self._sandbox == "bwrap" or (self._sandbox == "auto" and can_sandbox())
 
     async def aclose(self) -> None:
-        """Wait until the programs that were stopped have ended."""
+        """Wait until the stopped programs have ended."""
         while self.endings:
             await asyncio.wait(self.endings)
 
     def take(self, session: Held, when_free: Callable[[], None]) -> bool:
-        """Take a place for a program; False: there is none yet, and `when_free` is called once there may be one."""
+        """Take a slot for a program. Return False if none is free; `when_free` is then called once there may be one."""
         if session in self._held:
             return True
         self._waiting.setdefault(session, when_free)
@@ -85,20 +85,20 @@ class Sessions:
         return True
 
     def use(self, session: Held) -> None:
-        """Note that a session has just been of use, and is not awaited any more."""
+        """Note that a session was just used and is no longer awaited."""
         if session in self._held:
             del self._held[session]
             self._held[session] = None
         self.look_again()
 
     def give(self, session: Held) -> None:
-        """Give a place back, or the wait for one. Idempotent."""
+        """Give back a slot, or leave the queue for one. Idempotent."""
         self._waiting.pop(session, None)
         if session in self._held:
             del self._held[session]
             self.look_again()
 
     def look_again(self) -> None:
-        """Let the first who waits look again."""
+        """Let the first waiting session try again."""
         if self._waiting:
             next(iter(self._waiting.values()))()

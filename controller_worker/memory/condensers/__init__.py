@@ -1,4 +1,4 @@
-"""Condensers: strategies for showing a model less of a long history (OpenHands section 8).
+"""Condensers: strategies that shorten a long history for the model (OpenHands section 8).
 
 Start with: condenser.
 """

@@ -1,8 +1,7 @@
-"""The protocol of condensers, and how what they decide is written down.
+"""The protocol of condensers, and the form of their decisions.
 
-Holds: a condenser is a function of the View and its specification; asking a model is a value (`Inquiry`) that the
-shell carries out, and what the answer means is a function of the answer. So a worker that dies in between costs one
-model call.
+Holds: a condenser is a function of the View and its specification. A question to a model is a value (`Inquiry`) that
+the loop carries out, and its result is a function of the answer. So a worker that dies in between costs one model call.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from controller_worker.providers import Message
 
 @dataclass(frozen=True, slots=True)
 class Inquiry:
-    """A question to a model, whose answer makes a condensation.
+    """A question to a model; its answer makes a condensation.
 
     Attributes:
-        tools: what the model is to call; empty where it answers in words.
-        llm: None means the conversation's own model.
-        conclude: what an answer means; it never raises, whatever the model wrote.
+        tools: the tools for the answer; empty if it is text.
+        llm: None for the conversation's own model.
+        conclude: translates an answer; it never raises, whatever the model wrote.
     """
 
     messages: tuple[Message, ...]
@@ -33,13 +32,13 @@ class Inquiry:
 
 
 Condensed = View | CondensationAction | Inquiry
-"""What to show, what to forget first, or what to ask first."""
+"""A View to show, a condensation to append first, or a question to ask first."""
 
 
 class Condenser(Protocol):
     """One strategy.
 
-    A class of this room with a `type` is the condenser of that name. It is made from a specification: the one of its
+    A class of this package with a `type` is the condenser of that name. It is made from a specification: the one of its
     type in `broker.contract.condenser_specs`, or an `OtherCondenserSpec`.
     """
 
@@ -51,12 +50,13 @@ class Condenser(Protocol):
 def forgetting(
     view: View, forgotten: Sequence[Event], *, summary: str | None = None, summary_offset: int | None = None
 ) -> CondensationAction:
-    """Return the event that forgets events of a View: as a range of ids where nothing that stays lies between.
+    """Return the event that forgets events of a View: as a range of ids if no remaining event lies between them.
 
-    Differs: nothing to forget is an empty list, because the original takes the smallest id of nothing.
+    Differs: nothing to forget is an empty list; the original takes the smallest id of nothing.
     """
     ids = {event.id for event in forgotten}
-    first, last = min(ids, default=0), max(ids, default=0)
+    first = min(ids, default=0)
+    last = max(ids, default=0)
     place = {"summary": summary, "summary_offset": summary_offset} if summary is not None else {}
     if len(ids) > 1 and not any(first <= event.id <= last and event.id not in ids for event in view.events):
         return CondensationAction.model_validate(
@@ -66,10 +66,10 @@ def forgetting(
 
 
 def with_results(view: View, forgotten: Sequence[Event]) -> list[Event]:
-    """Return the events to forget, and the observations of those among them that are actions.
+    """Return the events to forget, together with the observations of the actions among them.
 
-    Differs: the original leaves such an observation in the View, where no prompt shows it because its call is gone, and
-    no summary tells of it either.
+    Differs: the original leaves such an observation in the View. No prompt shows it, because its call is gone, and no
+    summary contains it either.
     """
     ids = {event.id for event in forgotten}
     return [

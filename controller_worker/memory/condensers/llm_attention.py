@@ -1,7 +1,7 @@
 """LLMAttentionCondenser: a model chooses the events to keep.
 
-Differs: the choice comes as a tool call, or as JSON in words, because not every model takes a schema for its words; an
-id that names no event takes no place.
+Differs: the choice is a tool call, or JSON in the text, because not every model accepts a schema for its text. An id
+that names no event takes no place.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from functools import partial
 
 from broker.contract import CondensationAction, LLMAttentionCondenserSpec, ModelReply, ToolSpec
 from controller_worker.memory.condensers.condenser import Condensed, Inquiry, forgetting
-from controller_worker.memory.condensers.event_text import event_blocks
-from controller_worker.memory.condensers.rolling import event_chars, should_condense, target_size
+from controller_worker.memory.condensers.rolling import event_blocks, event_chars, should_condense, target_size
 from controller_worker.memory.view import View
 from controller_worker.providers import Message, TextPart
 
@@ -35,7 +34,7 @@ RANK_EVENTS = ToolSpec(
 
 
 class LLMAttentionCondenser:
-    """Shortens to half of `max_size`: the first events, and those that the model ranks highest."""
+    """Shortens to half of `max_size`: the first events, and those with the model's highest ranks."""
 
     type = "llm_attention"
 
@@ -55,7 +54,7 @@ class LLMAttentionCondenser:
 
 
 def _conclude(spec: LLMAttentionCondenserSpec, view: View, reply: ModelReply) -> CondensationAction:
-    """Keep the first events and the best ranked, filled up with the newest."""
+    """Keep the first events and the best ranked, and fill up with the newest."""
     known = {event.id for event in view.events[spec.keep_first :] if event.id > 0}
     room = max(1, target_size(spec, view) - spec.keep_first)
     ranked = dict.fromkeys(event_id for event_id in _ids(reply) if event_id in known)
@@ -66,7 +65,7 @@ def _conclude(spec: LLMAttentionCondenserSpec, view: View, reply: ModelReply) ->
 
 
 def _ids(reply: ModelReply) -> list[int]:
-    """Return the ids that the model names; none if it names none."""
+    """Return the ids in the model's answer; empty if there are none."""
     words = reply.content
     for text in [*(call.arguments for call in reply.tool_calls), words[words.find("{") : words.rfind("}") + 1]]:
         try:

@@ -1,4 +1,4 @@
-"""LLMSummarizingCondenser: a model summarises what is forgotten."""
+"""LLMSummarizingCondenser: a model summarizes the forgotten events."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from functools import partial
 
 from broker.contract import CondensationAction, Event, LLMSummarizingCondenserSpec, ModelReply
 from controller_worker.memory.condensers.condenser import Condensed, forgetting
-from controller_worker.memory.condensers.rolling import previous_summary
-from controller_worker.memory.condensers.summary_request import summary_of_forgotten
+from controller_worker.memory.condensers.rolling import previous_summary, summary_of_forgotten
 from controller_worker.memory.view import View
 
 INSTRUCTIONS = """\
@@ -58,6 +57,6 @@ class LLMSummarizingCondenser:
 def _conclude(
     spec: LLMSummarizingCondenserSpec, view: View, forgotten: list[Event], reply: ModelReply
 ) -> CondensationAction:
-    """Put the reply's words in place of the events; the earlier notes, if it has none."""
+    """Replace the events with the reply's text, or with the earlier notes if the reply is empty."""
     summary = reply.content.strip() or previous_summary(spec, view)
     return forgetting(view, forgotten, summary=summary, summary_offset=spec.keep_first)

@@ -1,6 +1,6 @@
-"""From a specification to the condenser that follows it: one of this room, or of an installed package by entry point.
+"""The condensers by type: those of this package, and those of installed packages by entry point.
 
-Holds: a package cannot replace a built-in condenser; its code is loaded only when a conversation names it.
+Holds: a package cannot replace a built-in condenser. Its code is loaded only when a conversation names it.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from broker.contract import CondenserPipelineSpec, CondenserSpec
 from broker.runtime import UsageError, classes_in
 from broker.tools import entry_points
 from controller_worker.memory.condensers.condenser import Condenser
-from controller_worker.memory.condensers.pipeline import CondenserPipeline
+from controller_worker.memory.condensers.model_free import CondenserPipeline
 
 CONDENSERS: Mapping[str, Callable[[Any], Condenser]] = {
     found.type: found for found in classes_in(controller_worker.memory.condensers) if hasattr(found, "type")
 }
-"""By the specification's type; pipelines apart."""
+"""By the specification's type, without pipelines."""
 ENTRY_POINTS = "deckhands.condensers"
 
 
 def create_condenser(spec: CondenserSpec) -> Condenser:
-    """Make the condenser a specification describes.
+    """Make the condenser of a specification.
 
     Raises:
-        UsageError: there is none of its type, or the package that has it cannot be loaded.
+        UsageError: its type is unknown, or its package cannot be loaded.
     """
     if isinstance(spec, CondenserPipelineSpec):
         return CondenserPipeline([create_condenser(part) for part in spec.condensers])

@@ -1,46 +1,106 @@
-"""When a rolling condenser shortens, and to how much (OpenHands section 8).
+"""Shared parts of rolling condensers: size limits, and the question to a model (OpenHands section 8).
 
-Holds: what is at the beginning and what is newest stays; each condensation halves what it was asked about.
-Differs: a request on a View that is shorter than `max_size` halves the View itself, because the original asks for more
-than there is, forgets nothing, and the prompt that did not fit does not fit again.
+Holds: the first events and the newest stay. Each condensation halves the View.
+Differs: a request on a View shorter than `max_size` halves the View itself. The original asks for more than there is
+and forgets nothing, so the prompt that did not fit fails again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from broker.contract import AgentCondensationObservation, Event, RollingCondenserSpec
-from controller_worker.memory.condensers.condenser import with_results
+from broker.contract import (
+    AgentCondensationObservation,
+    AskingCondenserSpec,
+    CondensationAction,
+    Event,
+    MessageAction,
+    ModelReply,
+    Observation,
+    RollingCondenserSpec,
+    ToolSpec,
+    truncate_content,
+)
+from controller_worker.memory.condensers.condenser import Condensed, Inquiry, forgetting, with_results
 from controller_worker.memory.view import View
+from controller_worker.providers import Message, TextPart
 
 NO_SUMMARY = "No events summarized"
 SHRINK = 0.8
-"""How much of an event is shown after each prompt that did not fit: a number of OpenHands' SDK."""
+"""Share of an event that is shown after each prompt that did not fit: a number of OpenHands' SDK."""
+_LEFT_OUT = {"kind", "timestamp", "source", "cause", "tool_call_metadata", "blobs", "security_risk", "traceparent"}
 
 
 def should_condense(spec: RollingCondenserSpec, view: View) -> bool:
-    """Say whether there is too much, or somebody asked."""
+    """Return whether the View is too long, or a condensation was requested."""
     return view.has_request or len(view) > spec.max_size
 
 
 def target_size(spec: RollingCondenserSpec, view: View) -> int:
-    """Return how many events are to be left."""
+    """Return the number of events to keep."""
     return min(spec.max_size, len(view)) // 2
 
 
 def to_forget(spec: RollingCondenserSpec, view: View, *, tail_size: int) -> list[Event]:
-    """Return what is between the first events and the latest, earlier summaries apart."""
+    """Return the events between the first and the latest ones, without earlier summaries."""
     end = len(view) - max(1, tail_size)
     middle = [e for e in view.events[spec.keep_first : end] if not isinstance(e, AgentCondensationObservation)]
     return with_results(view, middle)
 
 
 def previous_summary(spec: RollingCondenserSpec, view: View) -> str:
-    """Return the summary that stands behind the first events, if there is one."""
+    """Return the summary after the first events, or `NO_SUMMARY`."""
     behind: Sequence[Event] = view.events[spec.keep_first : spec.keep_first + 1]
     return behind[0].content if behind and isinstance(behind[0], AgentCondensationObservation) else NO_SUMMARY
 
 
 def event_chars(max_event_length: int, view: View) -> int:
-    """Return how many characters of an event a prompt may show, fewer the more prompts did not fit."""
+    """Return how many characters of an event a prompt may show; fewer after each prompt that did not fit."""
     return int(max_event_length * SHRINK**view.overflows)
+
+
+def event_text(event: Event) -> str:
+    """Return one event as text: its name, its source and its content."""
+    name = f"{type(event).__name__} ({event.source.value})"
+    if isinstance(event, MessageAction):
+        return f"{name}\n{event.content}"
+    if isinstance(event, Observation):
+        return f"{name}\n{event.agent_text}"
+    fields = event.model_dump(mode="json", exclude_defaults=True, exclude=_LEFT_OUT)
+    return "\n".join([name, *(f"{field}: {value}" for field, value in fields.items())])
+
+
+def event_blocks(events: Iterable[Event], max_chars: int) -> str:
+    """Return events as `<EVENT id=…>` blocks, each of at most this many characters."""
+    return "\n".join(
+        f"<EVENT id={event.id}>\n{truncate_content(event_text(event), max_chars)}\n</EVENT>" for event in events
+    )
+
+
+def summary_of_forgotten(
+    spec: AskingCondenserSpec,
+    view: View,
+    conclude: Callable[[list[Event], ModelReply], CondensationAction],
+    *,
+    instructions: str,
+    ending: str = "",
+    tools: tuple[ToolSpec, ...] = (),
+) -> Condensed:
+    """Return the question if the View is too long or a condensation was requested.
+
+    Args:
+        conclude: makes the condensation from the forgotten events and the reply; never raises.
+        ending: the text after the events.
+    """
+    if not should_condense(spec, view):
+        return view
+    head = min(spec.keep_first, len(view))
+    forgotten = to_forget(spec, view, tail_size=target_size(spec, view) - head - 1)  # without the summary itself
+    if not forgotten:
+        return forgetting(view, ()) if view.has_request else view
+    question = (
+        f"{instructions}\n\n<PREVIOUS SUMMARY>\n{previous_summary(spec, view)}\n</PREVIOUS SUMMARY>\n\n"
+        f"{event_blocks(forgotten, event_chars(spec.max_event_length, view))}{ending}"
+    )
+    messages = (Message("user", (TextPart(question),)),)
+    return Inquiry(messages, tools, spec.llm, lambda reply: conclude(forgotten, reply))

@@ -1,7 +1,7 @@
-"""StructuredSummaryCondenser: a model fills in a form about what is forgotten.
+"""StructuredSummaryCondenser: a model fills in a form about the forgotten events.
 
-Differs: the form is the only tool on offer and is asked for in words, because not every provider can be made to call a
-tool; words without a call become the summary's last section instead of being lost.
+Differs: the form is the only tool offered and the prompt asks for it, because not every provider can force a tool call.
+Text without a call becomes the summary's last section instead of being lost.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 
 from broker.contract import CondensationAction, Event, ModelReply, StructuredSummaryCondenserSpec, ToolSpec
 from controller_worker.memory.condensers.condenser import Condensed, forgetting
-from controller_worker.memory.condensers.summary_request import summary_of_forgotten
+from controller_worker.memory.condensers.rolling import summary_of_forgotten
 from controller_worker.memory.view import View
 
 SECTIONS: Mapping[str, Mapping[str, str]] = {
@@ -95,7 +95,7 @@ def _conclude(
 
 
 def summary_text(form: Mapping[str, str]) -> str:
-    """Return a filled form as text; fields left empty are left out, and so are sections without any."""
+    """Return a filled-in form as text, without empty fields and empty sections."""
     lines = ["# State Summary"]
     for section, fields in SECTIONS.items():
         filled = [(name, form[name]) for name in fields if form.get(name)]
@@ -105,7 +105,7 @@ def summary_text(form: Mapping[str, str]) -> str:
 
 
 def _form(reply: ModelReply) -> dict[str, str]:
-    """Return the fields that the model filled in; what it only said, if it called nothing."""
+    """Return the fields of the model's call, or its text if it made no call."""
     for call in reply.tool_calls:
         try:
             fields = json.loads(call.arguments)

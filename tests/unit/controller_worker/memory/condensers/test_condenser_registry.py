@@ -15,7 +15,7 @@ from broker.contract.condenser_specs import (
 )
 from broker.contract.events import AgentSpec
 from broker.runtime.errors import UsageError
-from controller_worker.memory.condensers.noop import NoOpCondenser
+from controller_worker.memory.condensers.model_free import NoOpCondenser
 from controller_worker.memory.condensers.registry import create_condenser
 
 MODULE = """
