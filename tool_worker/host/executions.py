@@ -1,4 +1,4 @@
-"""Who asks a workspace host, and what is being carried out for them."""
+"""The clients of a workspace host and their actions in flight."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ class Client:
 
 
 class Execution:
-    """An action that has been asked for and has not ended: who waits for it, and the session that runs it.
+    """An action in flight: the requests that wait for its result, and the session that runs it.
 
     Attributes:
-        call: of a command; None: a session program carries it out.
+        call: The shell call of a command; None if a session program runs the action.
+        waiting: Pairs of a client and its request number; each gets the result.
     """
 
     def __init__(self, action_id: int, fingerprint: str, call: BashCall | None) -> None:

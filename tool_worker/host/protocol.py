@@ -66,7 +66,7 @@ OTHER = "other"
 
 
 class ProtocolError(Exception):
-    """The peer sent something that is not this protocol."""
+    """The peer sent something that violates the protocol."""
 
 
 def encode(message: dict[str, object]) -> bytes:
@@ -78,7 +78,7 @@ def decode(line: bytes) -> dict[str, object]:
     """Return the message of a line.
 
     Raises:
-        ProtocolError: it is not a JSON object.
+        ProtocolError: the line is not a JSON object.
     """
     try:
         message = loads(line)
@@ -90,7 +90,7 @@ def decode(line: bytes) -> dict[str, object]:
 
 
 class Refused(Exception):
-    """A request that begins nothing."""
+    """A request is refused; it has started nothing."""
 
     def __init__(self, code: str, message: str, *, is_retryable: bool = False) -> None:
         super().__init__(message)
@@ -98,10 +98,10 @@ class Refused(Exception):
 
 
 def action_id_of(message: dict[str, object]) -> int:
-    """Return the number of the action that a request is about.
+    """Return the action id of a request.
 
     Raises:
-        Refused: it has none.
+        Refused: the request has no valid action id.
     """
     action_id = message.get("action_id")
     if not isinstance(action_id, int) or isinstance(action_id, bool) or action_id < 0:
@@ -110,10 +110,10 @@ def action_id_of(message: dict[str, object]) -> int:
 
 
 def fingerprint_in(message: dict[str, object]) -> str:
-    """Return the fingerprint of the action that a request is about; empty where an older tool worker gives none.
+    """Return the fingerprint of a request's action; empty if an older tool worker sends none.
 
     Raises:
-        Refused: it is none; it is going to stand in the journal as it is.
+        Refused: the fingerprint is not valid. It is written to the journal verbatim.
     """
     found = message.get("fingerprint", "")
     if not isinstance(found, str) or len(found) > FINGERPRINT_LIMIT_CHARS or (found and not found.isalnum()):
@@ -124,7 +124,7 @@ def fingerprint_in(message: dict[str, object]) -> str:
 
 
 class Lines:
-    """Cuts a byte stream into lines."""
+    """Splits a byte stream into lines."""
 
     def __init__(self) -> None:
         self._partial = bytearray()

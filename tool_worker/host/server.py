@@ -1,11 +1,11 @@
-"""The host's service: attached tool workers, their requests, and the actions these begin.
+"""The host's service: attached tool workers, their requests, and the actions that the requests start.
 
 Holds:
-    - An action is begun at most once, unless the client says that an unknown outcome may be repeated.
-    - Its start is in the journal before its effect, and its result before the first answer; asking later or
-      twice gives the same result.
+    - An action is started at most once, unless the client allows repeating an unknown outcome.
+    - The start of an action is in the journal before its effect, and the result before the first reply. Later or
+      repeated requests get the same result.
     - Memory is bounded per client, per action and in the number of clients.
-Does not: authenticate its clients; everybody who can reach the socket may ask for anything.
+Does not: authenticate clients; every process that can reach the socket may send any request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tool_worker.host.shell.bash_call import BashCall, BashCallError
 from tool_worker.host.shell.terminals import Terminals
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # what the module `typing` would tell takes as long to import as the whole of this one
+if TYPE_CHECKING:  # importing the module `typing` would take as long as importing all of this one
     from tool_worker.host.editor.file_tools import FileTools
     from tool_worker.host.session_program import SessionProgram
 
@@ -40,7 +40,7 @@ CHECK_SECONDS = 10.0
 
 
 class Server:
-    """Serves one workspace until it is closed, rests for its idle time, or is unattached for its time to live."""
+    """Serves one workspace until it is closed, is idle for `idle_seconds`, or has no client for `ttl_seconds`."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Server:
         self._note_activity()
 
     def end(self) -> None:
-        """Kill everything the host has started and wait until it is gone, for two seconds at most."""
+        """Kill all processes that the host has started, and wait up to two seconds until they are gone."""
         self._terminals.close()
         for program in self._programs.values():
             program.close()
@@ -122,7 +122,9 @@ class Server:
             self._note_activity()
 
     def _note_activity(self) -> None:
-        """Let the time to live begin when nobody is attached, and the idle time when no action is running."""
+        """Start the time to live when no client is attached and no action runs, and the idle time when no action
+        runs.
+        """
         now = self._loop.now()
         is_needed = self._clients or self._executions
         self._unattached.set(None if is_needed else now + self._configuration.ttl_seconds)
@@ -135,9 +137,9 @@ class Server:
             self._idle.set(self._loop.now() + self._configuration.idle_seconds)
 
     def _is_resting(self) -> bool:
-        """Say whether nothing runs in the workspace but shells that wait for a command.
+        """Return whether nothing runs in the workspace but idle shells.
 
-        The program that searches code rests too: it remembers nothing that it could not read again.
+        An idle code search program does not count either: it holds nothing that cannot be read again.
         """
         resting = self._terminals.resting_pids
         if "code" in self._programs:
@@ -154,7 +156,7 @@ class Server:
         self._send(client, protocol.encode({"request": request, **fields}))
 
     def _reply_result(self, client: Client, request: object, body: bytes, *, is_replayed: bool) -> None:
-        # The body is JSON already: it is sent as the journal has it.
+        # The body is JSON already and is sent as the journal has it.
         head = {"request": request, "state": protocol.RECORDED, "is_replayed": is_replayed}
         self._send(client, protocol.encode(head)[:-2] + b',"result":' + body + b"}\n")
 
@@ -184,7 +186,7 @@ class Server:
             elif operation == "refused":
                 self._egress.note(message)
             elif operation == "close":
-                # Those who wait for an action need not ask another host about it.
+                # Waiting clients get an answer now, so that they need not ask another host.
                 for execution in self._executions.values():
                     for waiting, asked in execution.waiting:
                         self._reply(waiting, asked, {"state": protocol.UNKNOWN})
@@ -207,14 +209,14 @@ class Server:
         }
 
     def _lend_listener(self, client: Client, request: object) -> None:
-        """Take a client for the proxy: it gets the listening socket, and does not count as a tool worker."""
+        """Make this client the egress proxy: it gets the listening socket and no longer counts as a tool worker."""
         if not self._egress.lend(client, client.connection, protocol.encode({"request": request})):
             raise Refused("no_egress", "this workspace has no way out")
         self._clients.discard(client)
         self._note_activity()
 
     def _is_other(self, action_id: int, fingerprint: str) -> bool:
-        """Say whether another action has this number: the store has lost it, and given its number again."""
+        """Return whether the id belongs to another action: the store has lost that one and assigned its id again."""
         execution = self._executions.get(action_id)
         known = execution.fingerprint if execution is not None else self._journal.fingerprint(action_id)
         return bool(fingerprint and known and fingerprint != known)
@@ -309,7 +311,8 @@ class Server:
             self._files = FileTools(self._configuration.workspace, history=HISTORY_FD)
         result = self._files.run(tool, {**arguments, "cwd": self._terminals.main.working_dir})
         paths = self._files.to_check(result)
-        body = self._record_result(action_id, result)  # before the check: whatever ends it, the edit is known
+        # recorded before the check, so that the edit is known however the check ends
+        body = self._record_result(action_id, result)
         program = self._program("code") if paths else None
         if program is None or program.is_full:
             self._reply_result(client, request, body, is_replayed=False)
@@ -324,7 +327,7 @@ class Server:
         )
 
     def _begin_next(self) -> None:
-        """Begin waiting commands; a terminal runs one at a time, a static command has a separate shell."""
+        """Start waiting commands: one at a time per terminal; a static command has a separate shell."""
         for execution in list(self._queue):
             assert execution.call is not None
             if not self._terminals.is_free(execution.call):
@@ -337,7 +340,7 @@ class Server:
             execution.session = self._terminals.begin(call, lambda result: self._finish(execution, result))
 
     def _record_begin(self, execution: Execution) -> bool:
-        """Journal the start; if that fails, answer those who wait that nothing was begun."""
+        """Record the start in the journal; if that fails, reply to the waiting clients that nothing was started."""
         try:
             self._record_start(execution.action_id, execution.fingerprint)
         except Refused as refusal:
@@ -388,5 +391,5 @@ class Server:
 
 
 def with_problems(result: dict[str, object], found: dict[str, object]) -> dict[str, object]:
-    """Return the result of an edit with what a check of its files has found; a check that failed says nothing."""
+    """Return the result of an edit with the problems that the check of its files found; a failed check adds nothing."""
     return result if found.get("is_error") else {**result, "content": f"{result['content']}{found.get('content', '')}"}

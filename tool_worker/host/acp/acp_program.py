@@ -1,8 +1,8 @@
-"""The program beside the shell that runs an ACP agent; see `session_program` for its line to the workspace host.
+"""The session program that runs an ACP agent; `session_program` describes its connection to the workspace host.
 
-A call prompts the agent, answers its question or resumes it; the agent's next report is the answer. Between calls the
-agent's output is not read, and after `REST_SECONDS` its processes are stopped, so an agent that is paused, has spent
-its budget or has lost its controller does nothing.
+A call prompts the agent, answers its question or resumes it. The result of a call is the agent's next report. Between
+calls the agent's output is not read, and after `REST_SECONDS` its processes are stopped. So an agent does nothing while
+it is paused, over budget or without a controller.
 
 Holds: every call is answered, whatever the agent does; when an agent is lost, everything it started is killed.
 """
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 
-if __name__ == "__main__":  # started by its path, with nothing but the standard library
+if __name__ == "__main__":  # started by its path, with only the standard library
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
 
 from tool_worker.host.acp.client_requests import ClientRequests
@@ -43,8 +43,8 @@ class Program:
     """The agent of one workspace.
 
     Args:
-        line: To the workspace host.
-        rest_seconds: How long the agent runs while nobody calls.
+        line: The connection to the workspace host.
+        rest_seconds: How long the agent may run after a call was answered.
     """
 
     def __init__(self, line: socket.socket, rest_seconds: float = REST_SECONDS) -> None:
@@ -59,7 +59,7 @@ class Program:
         self._silence_seconds, self._silent_before = DEFAULT_SILENCE_SECONDS, 0.0
 
     def run(self) -> None:
-        """Serve the workspace host until it closes the line."""
+        """Serve the workspace host until it closes the connection."""
         try:
             while self._wait():
                 if self._call:
@@ -68,7 +68,7 @@ class Program:
             self._end_agent()
 
     def _wait(self) -> bool:
-        """Wait for input and read it; false: the host has closed the line."""
+        """Wait for input and read it; return False if the host has closed the connection."""
         poll = select.poll()
         poll.register(self._line, select.POLLIN)
         process, requests = self._process, self._requests
@@ -174,7 +174,7 @@ class Program:
             self._lose(lost)
 
     def _start(self, asked: Fields, wanted: str) -> None:
-        # Its own directory for temporary files marks what it has started, see `session_program`.
+        # The separate directory for temporary files marks the agent's processes, see `session_program`.
         given = {**fields_in(asked.get("variables")), "TMPDIR": tempfile.gettempdir(), **fields_in(asked.get("env"))}
         environment = {str(name): str(value) for name, value in given.items()}
         directory = os.getcwd()
@@ -215,7 +215,7 @@ class Program:
             self._answer({**session.reported(), "state": "working"})
 
     def _lose(self, lost: AgentLost) -> None:
-        """End an agent that is of no use, and report that."""
+        """End an agent that is not usable, and report the failure."""
         said = self._session.reported() if self._session is not None else {}
         self._end_agent()
         failed = {"state": "failed", "code": lost.code, "reason": text_in(str(lost), 4000)}

@@ -1,6 +1,6 @@
-"""What session programs there are, and what each takes. Known on the tool worker and in the images of containers.
+"""The session programs and their requirements, for tool workers and container images.
 
-Does not: import anything but the standard library: an image need not have more.
+Does not: import anything but the standard library, because an image may have nothing else.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ CHROMIUM_PLACES = (
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A session program and what it takes.
+    """A session program and its requirements.
 
     Attributes:
-        file: below the package `tool_worker`.
-        packages: that it imports.
-        has_chromium: whether it gets the path of Chromium.
+        file: Path below the package `tool_worker`.
+        packages: The packages that it imports.
+        has_chromium: Whether it takes the path of Chromium as its argument.
     """
 
     file: str
@@ -37,7 +37,7 @@ class Program:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The packages that this Python does not have."""
+        """The required packages that this Python lacks."""
         return tuple(package for package in self.packages if find_spec(package) is None)
 
 
@@ -49,6 +49,6 @@ PROGRAMS: Mapping[str, Program] = {
 
 
 def installed_chromium() -> str | None:
-    """Return where Chromium is, or None."""
+    """Return the path of Chromium, or None."""
     found = next((place for place in CHROMIUM_PLACES if Path(place).is_file()), None)
     return found or next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
