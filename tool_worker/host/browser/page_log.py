@@ -1,6 +1,7 @@
-"""What pages say for developers: messages of the console, errors of scripts, requests that failed.
+"""The developer messages of pages: console messages, script errors, failed requests.
 
-Holds: bounded, whatever pages write; errors and failed requests are news once, everything is kept for a while.
+Holds: size is bounded, whatever pages write. Errors and failed requests are reported once; the last `MAX_KEPT` messages
+of all kinds are kept.
 """
 
 from __future__ import annotations
@@ -28,25 +29,25 @@ class PageLog:
         self._is_wanted = False
 
     def add_message(self, kind: str, text: str) -> None:
-        """Take a message of the console."""
+        """Add a console message."""
         if not text.startswith(_REPEATED):
             self._add(f"{kind}: {text[:MAX_MESSAGE_CHARS]}", is_news=kind == "error")
 
     def add_error(self, text: str) -> None:
-        """Take an error that no script has caught."""
+        """Add an uncaught script error."""
         self._add(f"uncaught: {text[:MAX_MESSAGE_CHARS]}", is_news=True)
 
     def add_failure(self, method: str, url: str, why: str) -> None:
-        """Take a request that got no answer, or a refusal."""
+        """Add a request that failed or got an error status."""
         if why not in _EXPECTED_FAILURES:
             self._add(f"{method} {url[:MAX_MESSAGE_CHARS]} failed: {why[:MAX_MESSAGE_CHARS]}", is_news=True)
 
     def want_all(self) -> None:
-        """Show all messages next time."""
+        """Make the next `taken` return all messages."""
         self._is_wanted = True
 
     def taken(self) -> list[str]:
-        """Return lines for the model, with a head: what is new, or everything if that is wanted."""
+        """Return lines for the model, with a head: the new messages, or all of them after `want_all`."""
         if self._is_wanted:
             left_out = f"  ({self._dropped} older ones are gone)"
             lines = [*([left_out] if self._dropped else []), *(f"  {text}" for text in self._kept)] or ["  (nothing)"]

@@ -1,6 +1,6 @@
-"""What a model reads about the browser after an action (OpenHands 10.6: url, focused element, error or success, tree).
+"""The text about the browser that a model reads (OpenHands 10.6: url, focused element, error or success, tree).
 
-Holds: a function of values.
+Holds: pure functions.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def page_text(
     """Return the text after actions.
 
     Args:
-        tabs: the addresses of all tabs, in order.
-        active: which of them is acted in.
-        error: what went wrong; empty if nothing did.
-        notes: what happened besides, a line each.
-        tree: empty if the page could not be looked at.
-        console: what it wrote for developers, a line each.
+        tabs: The addresses of all tabs, in order.
+        active: The index of the active tab.
+        error: The error text; empty if there was no error.
+        notes: Other news, one line each.
+        tree: Empty if the page could not be viewed.
+        console: Developer messages, one line each.
     """
     lines = [f"[Current URL: {url}]", f"[Focused element bid: {focused_bid}]"]
     if len(tabs) > 1:
@@ -52,7 +52,7 @@ def page_text(
 
 
 def reading_text(*, url: str, error: str, notes: Sequence[str], text: str, console: Sequence[str] = ()) -> str:
-    """Return the text after a page was opened to be read."""
+    """Return the text after a page was opened for reading."""
     lines = [f"[Current URL: {url}]", *(f"[{note}]" for note in notes), *console]
     if error:
         lines += [ERROR_HEAD, error, ERROR_FOOT]

@@ -1,7 +1,7 @@
 """The accessibility tree of a page as text, one line for each node: `[12] button 'Send', clickable`.
 
-Holds: a function of values; as deep, long or odd as a page may be, its text is bounded.
-Differs: the text is made in the browser's session and the tree itself not kept, because the log needs it once.
+Holds: pure functions; the text is bounded, however deep, long or odd the page is.
+Differs: the text is rendered in the browser's session and the tree itself is not stored; the log needs it only once.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ MAX_DEPTH_SHOWN = 40
 MAX_URL_CHARS = 200
 CUT = "[The rest of the page is left out: it is too long.]"
 
-# What BrowserGym leaves out of a tree.
+# BrowserGym leaves these out of a tree.
 SKIPPED_ROLES = frozenset({"LineBreak", "InlineTextBox", "none", "presentation"})
 SKIPPED_PROPERTIES = frozenset(
     {"editable", "readonly", "level", "settable", "multiline", "invalid", "focusable"}
-    # of Chromium's newer versions, and of no use to who reads the page
+    # of newer Chromium versions, and useless to a reader of the page
     | {"labelledby", "describedby", "owns", "controls", "flowto", "details", "activedescendant", "errormessage"}
     | {"actions", "live", "relevant", "busy", "root", "hiddenRoot"}
 )
@@ -33,9 +33,9 @@ class FrameTree:
     """The tree of one frame.
 
     Attributes:
-        nodes: as the browser tells them.
-        bids: of its elements, by the browser's number of them.
-        frames: those within it, by the number of the element that shows each.
+        nodes: The nodes in the browser's form.
+        bids: The bids of its elements, by backend node id.
+        frames: The frames inside it, by the backend node id of the element that shows each.
     """
 
     nodes: Sequence[Node]
@@ -45,10 +45,10 @@ class FrameTree:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A node that is still to be written.
+    """A node that is still to be rendered.
 
     Attributes:
-        above: what the nodes around it say already.
+        above: The name of the nearest rendered ancestor.
     """
 
     node: Node
@@ -61,7 +61,7 @@ def tree_text(tree: FrameTree, clickable: frozenset[str] = frozenset()) -> str:
     """Return a page as text.
 
     Args:
-        clickable: Elements that take a click, by bid.
+        clickable: The bids of clickable elements.
     """
     lines: list[str] = []
     length = 0
@@ -83,7 +83,7 @@ def tree_text(tree: FrameTree, clickable: frozenset[str] = frozenset()) -> str:
         if id(place.tree) not in by_id:
             by_id[id(place.tree)] = {str(node.get("nodeId")): node for node in place.tree.nodes}
         index = by_id[id(place.tree)]
-        # Each node is written once, whatever a tree that is not one says.
+        # Each node is rendered once, even if the data is not a proper tree.
         children = [index.pop(child, None) for child in place.node.get("childIds", ())]
         waiting += [_Place(child, place.tree, depth, above) for child in reversed(children) if child is not None]
     return "\n".join(lines)

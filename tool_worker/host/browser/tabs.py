@@ -1,7 +1,7 @@
-"""The tabs of a browser, and what happens in them by itself: dialogs, downloads, new windows, crashes.
+"""The tabs of a browser, and the events that pages cause: dialogs, downloads, new windows, crashes.
 
-Holds: there is always an active tab; no dialog waits for an answer; a download that ends well is a file in the
-workspace, under a name that nothing there had before.
+Holds: there is always an active tab; every dialog is answered at once; a successful download becomes a new file in the
+workspace and overwrites none.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Tabs:
     """The tabs of one browser.
 
     Args:
-        folder: where downloads go.
-        arriving: where the browser keeps them until they are whole.
+        folder: The folder of finished downloads.
+        arriving: The browser's folder of incomplete downloads.
     """
 
     def __init__(self, context: BrowserContext, folder: Path, arriving: Path) -> None:
@@ -72,33 +72,33 @@ class Tabs:
 
     @property
     def active_index(self) -> int:
-        """Which of them is acted in."""
+        """The index of the active tab; -1 if it is closed."""
         pages = self._context.pages
         return pages.index(self.active) if self.active in pages else -1
 
     @property
     def is_crashed(self) -> bool:
-        """Whether the program of the active tab has died."""
+        """Whether the active tab has crashed."""
         return self.active in self._crashed
 
     def note(self, text: str) -> None:
-        """Keep a note for the next answer."""
+        """Add a note to the next result."""
         if len(self._notes) < MAX_NOTES:
             self._notes.append(text)
 
     def taken(self) -> tuple[list[str], list[Path]]:
-        """Return what was noted and which files were downloaded since the last time."""
+        """Return and clear the notes and the downloaded files since the last call."""
         notes, self._notes = self._notes, []
         saved, self._saved = self._saved, []
         self._download_begun.clear()
         return notes, saved
 
     async def open(self) -> None:
-        """Open a tab and act in it."""
+        """Open a tab and activate it."""
         self.active = await self._context.new_page()
 
     async def close(self, page: Page) -> None:
-        """Close a tab, and act in the one before it; there is always one."""
+        """Close a tab and activate the one before it; the last tab is replaced by a new one."""
         pages = self._context.pages
         index = pages.index(page) if page in pages else 0
         if len(pages) <= 1:
@@ -111,7 +111,7 @@ class Tabs:
             self.active = left[min(max(index - 1, 0), len(left) - 1)]
 
     async def choose(self, index: int) -> None:
-        """Act in another tab.
+        """Activate another tab.
 
         Raises:
             LookupError: there is no such tab.
@@ -120,18 +120,18 @@ class Tabs:
         await self.active.bring_to_front()
 
     async def wait_for_download(self, limit_seconds: float) -> bool:
-        """Say whether a download begins by then, or has begun since the last `taken`."""
+        """Return whether a download has started since the last `taken`, or starts within the limit."""
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_seconds):
                 await self._download_begun.wait()
         return self._download_begun.is_set()
 
     async def settled(self, limit_seconds: float) -> bool:
-        """Wait until the page that the active tab is about to show is there; say whether it came in time.
+        """Wait until the active tab has loaded its new page; return whether it loaded in time.
 
-        Until then the browser answers no question about the tab.
+        Before that, the browser answers no request about the tab.
         """
-        await asyncio.sleep(SETTLE_SECONDS)  # for what was set off to begin
+        await asyncio.sleep(SETTLE_SECONDS)  # time for the action's consequences to start
         try:
             async with asyncio.timeout(limit_seconds):
                 while self.active in self._loading:
@@ -144,23 +144,23 @@ class Tabs:
         return True
 
     async def stop_loading(self) -> None:
-        """Give up what the active tab is about to show."""
+        """Stop loading in the active tab."""
         self._loading.pop(self.active, None)
-        with suppress(TimeoutError, Error):  # a page that is busy does not stop either
+        with suppress(TimeoutError, Error):  # a busy page does not respond to this either
             async with asyncio.timeout(STOP_LIMIT_SECONDS):
                 session = await self._context.new_cdp_session(self.active)
                 await session.send("Page.stopLoading")
                 await session.detach()
 
     async def settle_downloads(self) -> None:
-        """Wait until what is being downloaded is there; what has become too large is given up."""
+        """Wait for all downloads; cancel them if they become too large."""
         while self._downloads:
             await asyncio.wait(self._downloads, timeout=MEASURE_SECONDS)
             if self._under_way and await asyncio.to_thread(_size_of, self._arriving) > MAX_ARRIVING_BYTES:
                 await self.give_up_downloads(TOO_LARGE)
 
     async def give_up_downloads(self, reason: str = TOO_SLOW) -> None:
-        """End what is still being downloaded: one that never ends would hold up every action after this one."""
+        """Cancel unfinished downloads: one that never ends would block all later actions."""
         for download in list(self._under_way):
             self.note(f"The download of {shortened(download.url)} was given up: {reason}. {BY_SHELL}")
             with suppress(TimeoutError, Error):
@@ -190,7 +190,7 @@ class Tabs:
         page.on("pageerror", lambda error: self.log.add_error(str(error)))
 
     def _note_request(self, request: Request) -> None:
-        with suppress(Error):  # it is none of a page, or its page is gone
+        with suppress(Error):  # the request belongs to no page, or its page is gone
             page = request.frame.page
             if request.is_navigation_request() and request.frame is page.main_frame:
                 self._loading[page] = request
@@ -248,7 +248,7 @@ class Tabs:
             source = await download.path()
             target = await asyncio.to_thread(_moved, Path(source), self._folder, download.suggested_filename)
         except (OSError, Error) as error:
-            if download in self._under_way:  # or it was given up, of which there is a note
+            if download in self._under_way:  # otherwise it was cancelled and a note says so
                 reason = str(error).partition("\n")[0][:MAX_SHOWN_CHARS]
                 self.note(f"The download of {shortened(download.url)} failed: {reason}")
             return
@@ -258,12 +258,12 @@ class Tabs:
 
 
 def shortened(url: str) -> str:
-    """Return an address as it is shown: one may have a megabyte."""
+    """Return an address, truncated for display; addresses can have megabytes."""
     return url if len(url) <= MAX_URL_CHARS else f"{url[:MAX_URL_CHARS]}… ({len(url)} characters)"
 
 
 def _moved(source: Path, folder: Path, suggested: str) -> Path:
-    """Copy a downloaded file into the workspace, over nothing that is there."""
+    """Copy a downloaded file into the workspace under a name that does not exist there."""
     name = _UNFIT.sub("_", suggested).strip(". ")[-150:] or "download"
     stem, dot, ending = name.rpartition(".")
     for number in range(1, 10_000):
@@ -281,7 +281,7 @@ def _moved(source: Path, folder: Path, suggested: str) -> Path:
 
 
 def _size_of(folder: Path) -> int:
-    """Return the bytes of the files in a folder; those that go meanwhile are not counted."""
+    """Return the total size of the files in a folder; files that disappear meanwhile are not counted."""
     size = 0
     with suppress(FileNotFoundError):
         for file in folder.iterdir():
