@@ -1,6 +1,6 @@
-"""What a Python file defines and what it refers to, by its syntax alone.
+"""Extracts the definitions and references of a Python file from its syntax.
 
-Holds: no code of the file is run; a file that cannot be parsed is reported as such and defines nothing.
+Holds: no code of the file is run; a file that cannot be parsed is reported and has no definitions.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ class Entity:
     """A class or function.
 
     Attributes:
-        name: with the names of what it stands in, such as `Shop.open`.
+        name: The qualified name, such as `Shop.open`.
         kind: `class` or `function`.
-        first, last: its lines, decorators included, from 1.
-        head: where its definition begins, which is behind its decorators.
+        first, last: Its lines, decorators included, from 1.
+        head: The first line after its decorators.
     """
 
     __slots__ = ("first", "head", "kind", "last", "name")
@@ -31,7 +31,7 @@ class Entity:
 
 
 class Imported:
-    """What a name of a file stands for: a module, or something in one. `level` counts the dots before it."""
+    """The target of an imported name: a module, or a name in one. `level` counts the leading dots."""
 
     __slots__ = ("level", "module", "name")
 
@@ -42,13 +42,13 @@ class Imported:
 
 
 class ParsedFile:
-    """What is known of one file.
+    """The definitions and references of one file.
 
     Attributes:
-        imports: by the name that the file uses.
-        bases: of each class, as they are written.
-        calls: who calls what: the entity's name, or nothing for the file itself, and the name that is called.
-        problem: why it could not be parsed, or empty.
+        imports: Import targets by local name.
+        bases: The bases of each class, as written.
+        calls: Pairs of the calling entity's name (empty for the file itself) and the called name.
+        problem: Why the file could not be parsed; empty if it could.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class ParsedFile:
 
 
 def parsed(text: str) -> ParsedFile:
-    """Return what a text defines and refers to."""
+    """Return the definitions and references of a text."""
     found = ParsedFile()
     try:
         _walk(found, ast.parse(text), "")
@@ -83,7 +83,7 @@ def _walk(found: ParsedFile, node: ast.AST, owner: str) -> None:
                 found.calls.append((owner, called))
         elif isinstance(child, ast.Import):
             for alias in child.names:
-                # `import a.b` binds `a`; what follows it is looked up from there.
+                # `import a.b` binds `a`; the rest is looked up from there.
                 module = alias.name if alias.asname else alias.name.partition(".")[0]
                 found.imports[alias.asname or module] = Imported(module, 0)
                 if "." in alias.name:
@@ -105,7 +105,7 @@ def _define(found: ParsedFile, node: Scope, name: str) -> None:
 
 
 def dotted(node: ast.expr) -> str:
-    """Return a name with dots such as `a.b.c`; empty for any other expression."""
+    """Return a dotted name such as `a.b.c`; empty for any other expression."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)

@@ -1,9 +1,9 @@
-"""The map of a workspace's code: directories, files, classes and functions, and how they depend on one another.
+"""The map of a workspace's code: directories, files, classes and functions, and their dependencies.
 
-An entity is named by its path, `shop/till.py`, or by that and its name, `shop/till.py:Till.open`.
+The name of an entity is its path, `shop/till.py`, or its path and qualified name, `shop/till.py:Till.open`.
 
-Holds: only files that changed are parsed again; what a name refers to is said only where the syntax tells it (names of
-the file, imports, `self`), so a dependency that is shown is there, and some that are there are not shown.
+Holds: only changed files are parsed again. References are resolved only if the syntax is clear (names of the file,
+imports, `self`), so every dependency in the map is real, but some are missing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class CodeMap:
     """The map of the files below one directory.
 
     Attributes:
-        is_cut: there are more files than are looked at.
+        is_cut: Whether there are more files than the map holds.
     """
 
     def __init__(self, root: str) -> None:
@@ -38,7 +38,7 @@ class CodeMap:
         self._upstream: dict[str, list[Edge]] = {}
 
     def refresh(self) -> None:
-        """Look at what has changed since the last time."""
+        """Parse the files that have changed since the last call."""
         files, self.is_cut = code_files(self.root)
         changed = [path for path, stamp in files.items() if self.files.get(path) != stamp]
         if not changed and len(files) == len(self.files):
@@ -66,22 +66,22 @@ class CodeMap:
         return known.entities.get(inner) if known else None
 
     def entities_of(self, path: str) -> list[Entity]:
-        """Return what a file defines, in the order of its lines."""
+        """Return the definitions of a file in the order of its lines."""
         known = self._parsed.get(path)
         return sorted(known.entities.values(), key=lambda entity: entity.first) if known else []
 
     def problem_of(self, path: str) -> str:
-        """Return why a file could not be parsed, or nothing."""
+        """Return why a file could not be parsed; empty if it could."""
         known = self._parsed.get(path)
         return known.problem if known else ""
 
     def enclosing(self, path: str, line: int) -> Entity | None:
-        """Return the innermost class or function that a line stands in."""
+        """Return the innermost class or function that contains a line."""
         around = [entity for entity in self.entities_of(path) if entity.first <= line <= entity.last]
         return min(around, key=lambda entity: entity.last - entity.first, default=None)
 
     def named(self, words: str) -> list[str]:
-        """Return the entities that a person or a model may mean by these words, best first."""
+        """Return the entities that these words may refer to, best match first."""
         wanted = words.strip().removeprefix("./").rstrip("/").removesuffix("()") or ROOT
         if self.kind_of(wanted):
             return [wanted]
@@ -97,11 +97,11 @@ class CodeMap:
         return []
 
     def edges(self, name: str, *, is_upstream: bool) -> list[Edge]:
-        """Return what an entity depends on or holds; with `is_upstream`, what depends on it or holds it."""
+        """Return the dependencies and members of an entity; with `is_upstream`, its dependents and its container."""
         return (self._upstream if is_upstream else self._downstream).get(name, [])
 
     def _link(self) -> None:
-        """Find out what everything refers to."""
+        """Resolve all references."""
         self._modules = {}
         for path in self._parsed:
             steps = path.removesuffix(".py").removesuffix("/__init__").split("/")
@@ -135,7 +135,7 @@ class CodeMap:
         references = [(owner, "invokes", called) for owner, called in known.calls]
         references += [(name, "inherits", base) for name, bases in known.bases.items() for base in bases]
         for owner, how, words in references:
-            # A class names its bases where it stands, not within itself.
+            # The bases of a class are resolved in the scope around it, not inside it.
             target = self._meant(path, known, owner if how == "invokes" else owner.rpartition(".")[0], words, MAX_HOPS)
             source = f"{path}:{owner}" if owner else path
             if target and target != source:
@@ -143,7 +143,7 @@ class CodeMap:
         return edges
 
     def _meant(self, path: str, known: ParsedFile, owner: str, words: str, hops: int) -> str:
-        """Return which entity a name means where it is used, or nothing."""
+        """Return the entity that a name refers to at its place of use; empty if it is not known."""
         first, _, rest = words.partition(".")
         if first in ("self", "cls"):
             holder = owner
@@ -162,7 +162,9 @@ class CodeMap:
         return self._attribute(path, words, hops)
 
     def _attribute(self, path: str, words: str, hops: int) -> str:
-        """Return what a name means that a file has imported, looked up as far as modules and classes go."""
+        """Return the entity that an imported name refers to, following modules and classes; empty if it is not
+        known.
+        """
         known = self._parsed[path]
         steps = words.split(".")
         for length in range(len(steps), 0, -1):
@@ -172,7 +174,7 @@ class CodeMap:
         return ""
 
     def _member(self, holder: str, words: str, hops: int) -> str:
-        """Return what a file or class holds under a name, its imports and bases included."""
+        """Return a member of a file or class by name, including imports and inherited members."""
         if not words or not holder or hops <= 0:
             return holder
         first, _, rest = words.partition(".")
@@ -193,7 +195,7 @@ class CodeMap:
         return ""
 
     def _imported(self, path: str, imported: Imported, hops: int) -> str:
-        """Return the file or entity that an import brings, or nothing if it is not of this workspace."""
+        """Return the imported file or entity; empty if it is not part of this workspace."""
         module = imported.module
         if imported.level:
             steps = os.path.dirname(path).split("/") if "/" in path else []
@@ -206,7 +208,9 @@ class CodeMap:
         return self._member(file, imported.name, hops) if hops > 0 else file
 
     def _module(self, module: str, *, near: str) -> str:
-        """Return the file of a module: the one by that path, else the only one, else the one nearest to `near`."""
+        """Return the file of a module: an exact match of the path, else the only candidate, else the one nearest to
+        `near`.
+        """
         found = self._modules.get(module.strip("."), [])
         if len(found) < 2:
             return found[0] if found else ""

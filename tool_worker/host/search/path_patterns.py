@@ -1,9 +1,9 @@
-r"""Patterns of paths, as `rg -g` and `.gitignore` have them, as regular expressions.
+r"""Converts path patterns, in the syntax of `rg -g` and `.gitignore`, to regular expressions.
 
-`*` and `?` match within a name, `**` over directories, `[a-z]` and `[!a-z]` one character, `{a,b}` either; `\` takes
-the next character as it is. A pattern without a slash is that of a name in any directory.
+`*` and `?` match within a name, `**` across directories, `[a-z]` and `[!a-z]` one character, `{a,b}` either word; `\`
+escapes the next character. A pattern without a slash matches a name in any directory.
 
-Holds: every other character stands for itself, also a bracket or a brace that is never closed.
+Holds: every other character is literal, including an unclosed bracket or brace.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MEANINGS = {"**/": "(.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
 def path_regex(pattern: str) -> str:
-    """Return the regular expression of the paths below the directory that the pattern is for."""
+    """Return the regular expression for paths relative to the pattern's directory."""
     signs = _SIGN.findall(pattern.removeprefix("/"))
     expression = "" if "/" in pattern else _MEANINGS["**/"]
     depth, closing = 0, signs.count("}")

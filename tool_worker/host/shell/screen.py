@@ -1,10 +1,10 @@
-r"""What a program that moves the cursor has left on the screen, in few characters. Standard library only.
+"""Emulates the screen of a program that moves the cursor, and returns its final state. Standard library only.
 
-A program that redraws its screen sends the same lines again and again, padded with blanks to 1000 columns. The reader
-is a model: it gets what stood there before, and then the last screen, without padding.
+A program that redraws its screen sends the same lines again and again, padded with blanks to 1000 columns. A model
+instead reads the earlier text once and then the last screen, without padding.
 
-Holds: time and memory grow with the length of the output only; what is too costly to play is left to the caller.
-Does not: know colours, margins, tabs that were set, or characters of double width.
+Holds: time and memory are linear in the length of the output; output that is too costly is left to the caller.
+Does not: support colours, margins, custom tab stops, or characters of double width.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _LINES = str.maketrans("jklmnqtuvwx", "┘┐┌└┼─├┤┴┬│")
 
 
 class TooCostly(Exception):
-    """The output fills more cells than it is worth."""
+    """The output exceeds the budget of cells."""
 
 
 class Screen:
-    """One screen, and the text that has been left above it."""
+    """One screen, and the text that was left above it."""
 
     def __init__(self) -> None:
         self._above: list[str] = []
@@ -51,10 +51,10 @@ class Screen:
         self._moves = {"A": (-1, 0), "B": (1, 0), "e": (1, 0), "C": (0, 1), "a": (0, 1), "D": (0, -1)}
 
     def play(self, text: str) -> str:
-        """Return what the text leaves.
+        """Return the text that remains after playing the output.
 
         Raises:
-            TooCostly: it was not played to its end.
+            TooCostly: the budget was exceeded before the end.
         """
         for token in _TOKEN.finditer(text):
             if token["text"] is not None:
@@ -125,7 +125,7 @@ class Screen:
             self._change_rows(final, count)
 
     def _go(self, row: int, column: int, *, is_new_line: bool = False) -> None:
-        """Move the cursor; only a line break makes room below the last row that can be addressed."""
+        """Move the cursor; only a line break can go below the last addressable row."""
         self._row = max(0, row if is_new_line else min(row, max(self._row, ROWS - 1)))
         self._column = max(0, min(column, max(self._column, COLUMNS - 1)))
         missing = self._row + 1 - len(self._rows)
@@ -134,7 +134,7 @@ class Screen:
             self._rows.extend([] for _ in range(missing))
 
     def _redraw(self) -> None:
-        """Begin a screen whose lines are addressed by their number; what stands there stays above it."""
+        """Start a screen whose rows are addressed by number; the earlier text stays above it."""
         if not self._is_redrawn:
             self._leave()
             self._is_redrawn = True
@@ -194,7 +194,7 @@ class Screen:
 
 
 def _compact(rows: list[str]) -> list[str]:
-    """Return the rows of a screen without padding; rows that repeat are counted."""
+    """Return the rows of a screen without padding; repeated rows are replaced by their count."""
     compacted: list[str] = []
     repeats = 0
     for row in [*rows, None]:
@@ -211,6 +211,6 @@ def _compact(rows: list[str]) -> list[str]:
 
 
 def without_padding(row: str) -> str:
-    """Return a row of a screen without the blanks and lines that fill it."""
+    """Return a row of a screen without padding blanks and rules."""
     row = _LONG_BLANKS.sub(" " * KEPT_BLANKS, row.rstrip())
     return _LONG_REPEATS.sub(lambda match: match[1] * KEPT_REPEATS, row)

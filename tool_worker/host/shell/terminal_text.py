@@ -1,7 +1,7 @@
-r"""Terminal output as plain text: what a person would have seen, without colours, spinners and cursor moves.
+r"""Converts terminal output to plain text as displayed, without colours, spinners and cursor moves.
 
-Holds: a text takes time in proportion to its length, whatever bytes it is made of, and has no control characters but
-`\n` and `\t`. A program that redraws its screen comes out as its last screen, see `screen`.
+Holds: the time is linear in the length of the output, whatever its bytes, and the text has no control characters but
+`\n` and `\t`. The output of a program that redraws its screen becomes its last screen, see `screen`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _mark(match: re.Match[str]) -> str:
 
 
 def _overwritten(line: str) -> str:
-    """Play carriage returns, backspaces and erasures, as progress bars use them."""
+    """Apply carriage returns, backspaces and erasures, as in progress bars."""
     if not ("\r" in line or "\b" in line or _ERASE_RIGHT in line or _ERASE_LINE in line):
         return line
     cells: list[str] = []
@@ -77,11 +77,11 @@ def _overwritten(line: str) -> str:
 
 
 def unfinished_from(raw: bytes) -> int:
-    """Return where a character or escape sequence starts that may continue after the end; the length if none does."""
+    """Return the start of an incomplete character or escape sequence at the end; the length if there is none."""
     match = _UNFINISHED.search(raw, max(0, len(raw) - 4200))
     return match.start() if match else len(raw)
 
 
 def without_broken_start(raw: bytes) -> bytes:
-    """Return the bytes without the rest of a character that was cut in two."""
+    """Return the bytes without a partial character at their start."""
     return _BROKEN_START.sub(b"", raw)

@@ -1,7 +1,7 @@
-"""The terminals of a conversation: its own shell, others by name, and one for each background job.
+"""The terminals of a conversation: its main shell, named shells, and one for each background job.
 
-A background job is a command in a terminal, so what can be done with it is what can be done with any command that still
-runs: look at its output, type for it, interrupt it, wait for its end.
+A background job is a command in a terminal of its own. So it supports everything that a running command supports:
+reading its output, typing, interrupting, waiting for its end.
 
 Holds: each call is answered exactly once; there are at most `TERMINALS_LIMIT` terminals. They end with the host.
 """
@@ -29,7 +29,7 @@ GONE = "Terminals and background jobs end with the workspace's processes, which 
 
 
 class Terminal:
-    """A shell with a name; `is_job`: it was made for one command, and ends with it."""
+    """A named shell; `is_job`: it was made for one command and ends with it."""
 
     def __init__(self, session: BashSession, began_at: float, *, is_job: bool) -> None:
         self.session = session
@@ -50,20 +50,20 @@ class Terminals:
 
     @property
     def resting_pids(self) -> set[int]:
-        """The shells that wait for a command."""
+        """The pids of idle shells."""
         sessions = [self.main, *(terminal.session for terminal in self._others.values())]
         return {session.shell_pid for session in sessions if not session.has_running_command}
 
     def is_free(self, call: BashCall) -> bool:
-        """Say whether a call can begin now: each terminal has one at a time."""
+        """Return whether a call can start now; each terminal runs one call at a time."""
         session = self._named(call.terminal)
         return call.is_static or bool(call.control) or session is None or not session.is_busy
 
     def begin(self, call: BashCall, finish: Finish) -> BashSession | None:
-        """Begin a call; `finish` gets its result, maybe at once.
+        """Start a call; `finish` receives its result, possibly at once.
 
         Returns:
-            What can interrupt it; None: it is answered already.
+            The session to interrupt; None if the call is already answered.
         """
         if call.control:
             finish(_told(self._controlled(call)))
@@ -94,7 +94,7 @@ class Terminals:
         return session
 
     def close(self) -> None:
-        """Kill all shells; no call is answered any more."""
+        """Kill all shells; pending calls get no answer."""
         self.main.close()
         for terminal in self._others.values():
             terminal.session.close()
@@ -107,13 +107,13 @@ class Terminals:
         return terminal.session if terminal is not None else None
 
     def _refusal(self, call: BashCall, name: str) -> str:
-        """Return why a terminal that is not there is not made for this call."""
+        """Return why this call does not create the missing terminal; empty if it does."""
         if call.is_input or not call.command:
             return f"There is no terminal `{name}`. {GONE}\n{self._listed()}"
         return ""
 
     def _open(self, name: str, *, is_job: bool) -> str:
-        """Make a terminal where the main shell is; return why that cannot be."""
+        """Create a terminal in the main shell's directory; return the error text, or empty."""
         if len(self._others) >= TERMINALS_LIMIT:
             self._forget_ended_job()
         if len(self._others) >= TERMINALS_LIMIT:
