@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 SHARE_OF_CHILDREN = 200
-"""Of a thousand: by this share of all memory a child seems to take more than it does."""
+"""Added to a child's OOM score, in thousandths of all memory."""
 
 
 class OomScore:

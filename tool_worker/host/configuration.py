@@ -45,8 +45,7 @@ class HostConfiguration:
         temporary: A directory that the host creates at its start and removes with its contents at its end; empty: none.
         memory: The explanation to give when the memory limit killed a program; empty: the workspace has no memory
             limit.
-        lost, kept: What is lost with a host besides its programs, and what survives it, for the notice of the next
-            host.
+        lost, kept: Losses at a host's end besides its programs, and surviving data, for the next host's notice.
         packages: The folder of the packages that read documents; empty: Python's default path.
     """
 

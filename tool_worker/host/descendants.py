@@ -54,9 +54,7 @@ def kill_descendants(root: int) -> bool:
 
 
 def kill_marked(root: int, variable: str) -> None:
-    """Send SIGKILL to all descendants of `root` that started with this variable (`NAME=value`), whatever their
-    parent is.
-    """
+    """Send SIGKILL to all descendants of `root` that started with this variable (`NAME=value`)."""
     for entry in live_descendants(root):
         try:
             with open(f"/proc/{entry.pid}/environ", "rb") as file:

@@ -70,9 +70,7 @@ class Journal:
         return action_id in self._started
 
     def fingerprint(self, action_id: int) -> str:
-        """Return the fingerprint of a started action; empty if the action was not started or its fingerprint is not
-        known.
-        """
+        """Return the fingerprint of a started action; empty if the action or its fingerprint is not known."""
         return self._started.get(action_id, "")
 
     @property

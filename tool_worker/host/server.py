@@ -122,9 +122,7 @@ class Server:
             self._note_activity()
 
     def _note_activity(self) -> None:
-        """Start the time to live when no client is attached and no action runs, and the idle time when no action
-        runs.
-        """
+        """Start the idle time if no action runs, and the time to live if no client is attached either."""
         now = self._loop.now()
         is_needed = self._clients or self._executions
         self._unattached.set(None if is_needed else now + self._configuration.ttl_seconds)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SESSION_FD = 3
 QUEUE_LIMIT = 64
 GRACE_SECONDS = 15.0
-"""How long a program may run beyond the limit of its call, to end the call in good order."""
+"""Time beyond a call's limit in which the program may still end the call itself."""
 INTERRUPT_GRACE_SECONDS = 3.0
 NEW_SESSION = "[This is a new {} session. What an earlier one held, such as variables or open pages, is lost.]\n"
 

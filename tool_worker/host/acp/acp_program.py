@@ -31,12 +31,12 @@ REPORT_SECONDS = 60.0
 REST_SECONDS = 5.0
 CANCEL_SECONDS = 2.0
 SUPERSEDE_SECONDS = 20.0
-"""How long an agent has to end a turn that another one replaces."""
+"""Time for an agent to end a turn that a new prompt replaces."""
 DEFAULT_SILENCE_SECONDS = 900.0
 NOT_RUNNING = "The agent is not running any more."
 LINES_AT_ONCE = 64
 LOOK_SECONDS = 0.05
-"""A command that somebody waits for may end while others keep its output open."""
+"""Poll interval while a wait request is pending: a command may end while other processes keep its output open."""
 
 
 class Program:

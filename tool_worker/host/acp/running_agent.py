@@ -21,7 +21,7 @@ ERRORS_KEPT_BYTES = 4096
 CHUNK_BYTES = 65536
 KILL_ROUNDS = 100
 ENDING_READS = 16
-"""As much as a pipe holds."""
+"""Enough reads to empty a full pipe."""
 
 
 class AgentLost(Exception):
@@ -85,7 +85,7 @@ class RunningAgent:
         return self._in if self._unwritten else None
 
     def write(self, line: bytes) -> None:
-        """Write a line; what the agent does not read yet is buffered.
+        """Write a line; the part that the agent does not read yet is buffered.
 
         Raises:
             AgentLost: the agent does not read, and the buffer is over its limit.

@@ -22,7 +22,7 @@ SESSION_ID_CHARS = ID_CHARS = 256
 UPDATES_LIMIT = 5000
 """A report is due after this many updates, even an empty one."""
 UNREADABLE_LIMIT = 100
-"""How many lines outside the protocol an agent may write; some agents log to standard output."""
+"""Maximum number of lines outside the protocol; some agents log to standard output."""
 METHOD_NOT_FOUND, INVALID = -32601, -32600
 AUTHENTICATION_NEEDED = -32000
 

@@ -81,7 +81,7 @@ ACTIONS: Mapping[str, tuple[Parameter, ...]] = {
     "send_msg_to_user": (Parameter("text"),),
     "report_infeasible": (Parameter("reason"),),
 }
-"""By name, with the parameters in order."""
+"""The parameters of each action, in order."""
 
 
 def read_actions(written: str) -> list[Call]:

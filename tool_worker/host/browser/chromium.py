@@ -34,7 +34,7 @@ FLAGS = (
     "--gcm-checkin-url=http://127.0.0.1:1/",  # prevents periodic requests for push messages
 )
 OF_THIS_MACHINE = "<-loopback>,localhost,127.0.0.1,[::1]"
-"""What is asked directly. Left to itself, Chromium would ask no proxy for 127.0.0.0/8 and 169.254.0.0/16."""
+"""Hosts to reach without the proxy. By default, Chromium would also bypass it for 127.0.0.0/8 and 169.254.0.0/16."""
 PREFERENCES = {
     "plugins": {"always_open_pdf_externally": True},
     # Turn off everything that reports pages to Google or requests data from it.

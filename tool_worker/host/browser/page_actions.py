@@ -34,7 +34,7 @@ UNREACHABLE = (
     *("ERR_NAME_RESOLUTION_FAILED", "ERR_NETWORK_CHANGED", "ERR_CONNECTION_TIMED_OUT", "ERR_NETWORK_IO_SUSPENDED"),
 )
 TELLING = ("element is ", "intercepts pointer events", "did not find some options", "outside of the viewport")
-"""What lines of the browser's log have in them that tell why an element could not be acted on."""
+"""Log lines with one of these texts give the reason why an action on an element failed."""
 
 _BID = re.compile(r"[A-Za-z]*\d{0,9}")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")

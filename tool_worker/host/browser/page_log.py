@@ -13,9 +13,9 @@ MAX_NEWS = 10
 MAX_MESSAGE_CHARS = 300
 FAILED_STATUS = 400
 _REPEATED = "Failed to load resource"
-"""So Chromium begins its own message about a request that we report by its address."""
+"""The start of Chromium's own message about a failed request, which `add_failure` reports with its address."""
 _EXPECTED_FAILURES = ("net::ERR_ABORTED", "net::ERR_BLOCKED_BY_CLIENT")
-"""What also happens to requests when a page is left, or a file is downloaded."""
+"""Errors of requests that also occur when a page is left or a file is downloaded."""
 
 
 class PageLog:

@@ -27,7 +27,7 @@ MAX_FRAMES = 50
 MAX_MARKS = 500
 MAX_TEXT_CHARS = 500_000
 MAX_TREE_ELEMENTS = 10_000
-"""Of a larger page no tree is asked for: Chromium would take longer than a look may, and nobody is shown all of it."""
+"""Larger pages get no tree: Chromium would exceed the time limit, and the tree would be cut anyway."""
 
 WORDS_ONLY = "[The page is too large to be shown as a tree: these are its words.]\n"
 

@@ -1,5 +1,4 @@
-"""The session program of the browser: runs actions and returns a view of the page; see
-`tool_worker.host.session_program`.
+"""The session program of the browser: runs actions and returns a view of the page; see `session_program`.
 
 Holds: every call is answered, whatever happens to the page or to Chromium. The tab of a page that does not respond is
 closed, a dead Chromium is replaced, and the model is told about both. A cancelled call is answered at once. After

@@ -28,7 +28,7 @@ SETTLE_SECONDS = 0.2
 STOP_LIMIT_SECONDS = 0.5
 MEASURE_SECONDS = 0.2
 MAX_ARRIVING_BYTES = 256 << 20
-"""Of all downloads that are under way at a time."""
+"""Bound of all downloads in flight together."""
 BLANK = "about:blank"
 TOO_SLOW = "it did not end in time"
 TOO_LARGE = f"it has more than {MAX_ARRIVING_BYTES >> 20} MiB"

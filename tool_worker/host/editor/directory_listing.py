@@ -66,9 +66,7 @@ def _list_entry(path: str, limit_chars: int) -> str:
 
 
 def _read_names(directory: str, limit: int) -> tuple[list[str], int]:
-    """Return the sorted names of at most `limit` visible entries, and the number of hidden ones found before the
-    limit.
-    """
+    """Return the sorted names of at most `limit` visible entries, and the number of hidden ones found so far."""
     names = []
     hidden_count = 0
     with os.scandir(directory) as entries:

@@ -32,7 +32,7 @@ from tool_worker.host.text_files.text_file import with_plain_breaks
 from tool_worker.host.text_files.versioned_files import VersionedFiles
 
 MAX_READ_CHARS = 1_000_000
-"""Longer texts would lose their middle on their way into the log."""
+"""A longer text would be cut in its middle before it reaches the log."""
 
 
 class FileLines:

@@ -26,9 +26,9 @@ from tool_worker.host.text_files.text_file import TextFile, with_plain_breaks
 from tool_worker.host.text_files.versioned_files import VersionedFiles
 
 COMPARED_LINES_LIMIT = 20_000_000
-"""How many lines may be read and compared for one patch: a repeated line makes every place look like a beginning."""
+"""Bound of the lines that one patch may read and compare; with repeated lines, many positions look like a match."""
 READ_BYTES_LIMIT = 32 * 2**20
-"""How much all files of a patch may have together."""
+"""Bound of the total size of all files of a patch."""
 
 
 class _Planned:

@@ -12,7 +12,7 @@ from tool_worker.host.text_files.file_errors import FileRejectedError
 from tool_worker.host.text_files.regular_file import read_regular_file
 
 MAX_PICTURE_BYTES = 4 * 2**20
-"""Providers take five million characters, and base64 makes a third more of it; some downsize what is sent."""
+"""Providers accept five million characters, and base64 adds a third; some providers downscale pictures."""
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
 _BEGINNINGS = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif"}

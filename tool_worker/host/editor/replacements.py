@@ -8,11 +8,11 @@ from tool_worker.host.text_files.text_file import with_plain_breaks
 REPORTED_LINES_LIMIT = 100
 EDITS_LIMIT = 200
 SPANS_LIMIT = 100
-"""Of one edit: where more replacements stand is not shown."""
+"""Positions per edit; further replacements are not shown."""
 TEXT_LIMIT_CHARS = 16 * 2**20
 
 Span = tuple[int, int]
-"""Where a new text begins and ends."""
+"""Start and end of a new text."""
 
 
 class Replacement:

@@ -13,7 +13,7 @@ from functools import lru_cache
 MAX_FILES = 20_000
 MAX_FILE_BYTES = 1_000_000
 LEFT_OUT = frozenset({"node_modules", "__pycache__", "site-packages", "venv", "bower_components"})
-"""Directories that hold what others wrote; so do those whose name begins with a dot."""
+"""Directories with third-party files; directories whose name starts with a dot are left out too."""
 
 Stamp = tuple[int, int]
 

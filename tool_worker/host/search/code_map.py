@@ -14,11 +14,11 @@ from tool_worker.host.search.code_entities import Entity, Imported, ParsedFile, 
 from tool_worker.host.search.code_files import Stamp, code_files, text_of
 
 MAX_HOPS = 8
-"""How many imports a name is followed through."""
+"""Maximum number of imports that the lookup of a name follows."""
 
 ROOT = "."
 Edge = tuple[str, str]
-"""How, and to or from which entity."""
+"""The kind of the dependency, and the entity at its other end."""
 
 
 class CodeMap:
@@ -162,9 +162,7 @@ class CodeMap:
         return self._attribute(path, words, hops)
 
     def _attribute(self, path: str, words: str, hops: int) -> str:
-        """Return the entity that an imported name refers to, following modules and classes; empty if it is not
-        known.
-        """
+        """Return the entity that an imported name refers to, through modules and classes; empty if not known."""
         known = self._parsed[path]
         steps = words.split(".")
         for length in range(len(steps), 0, -1):
@@ -208,9 +206,7 @@ class CodeMap:
         return self._member(file, imported.name, hops) if hops > 0 else file
 
     def _module(self, module: str, *, near: str) -> str:
-        """Return the file of a module: an exact match of the path, else the only candidate, else the one nearest to
-        `near`.
-        """
+        """Return the file of a module: the exact path, else the only candidate, else the one nearest to `near`."""
         found = self._modules.get(module.strip("."), [])
         if len(found) < 2:
             return found[0] if found else ""

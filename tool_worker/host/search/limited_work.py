@@ -1,5 +1,4 @@
-"""Runs work in a child process that is killed after a time limit, so that no pattern, tree or program blocks the
-caller.
+"""Runs work in a child process that is killed after a time limit, so that it cannot block the caller.
 
 Holds: the caller waits no longer than the limit; the output up to then is kept, in bounded memory.
 Does not: pass on exceptions; failed work reports its error as text.

@@ -35,14 +35,14 @@ MAX_TEXT_BYTES = 1_000_000
 MAX_IMAGES = 10
 MAX_IMAGE_CHARS = 5 * 2**20
 MAX_IMAGES_CHARS = 8 * 2**20
-"""Of all images of one cell, which have to fit into one event with its text."""
+"""Bound of all images of one cell; they must fit into one event together with its text."""
 RESTART = "%restart"
 LONGER = "A cell that needs longer takes a `timeout`."
 SHOW_PAGES = "--InteractiveShell.display_page=True"
-"""What `name?` tells is output; a notebook would show it beside."""
+"""Prints the help of `name?` as output; a notebook would show it in a pager."""
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 SOURCES = ("text/markdown", "text/latex", "application/json", "text/html", "image/svg+xml")
-"""Rich output that is text, the best to read first."""
+"""Rich output in text form, the most readable first."""
 
 PREPARATION = (
     f"__import__('runpy').run_path({str(Path(__file__).with_name('kernel_packages.py'))!r})['prepare'](get_ipython())"

@@ -18,7 +18,7 @@ CHROMIUM_PLACES = (
     "/usr/lib/chromium-browser/chromium-browser",
     "/opt/google/chrome/chrome",
 )
-"""Where distributions keep the program itself; what is in the search path is often a script around it."""
+"""Paths of the program itself; the command on the PATH is often a wrapper script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ PROGRAMS: Mapping[str, Program] = {
     "ipython": Program("host/sessions/ipython_session.py", ("ipykernel", "jupyter_client")),
     "browser": Program("host/browser/session.py", ("playwright", "PIL"), has_chromium=True),
 }
-"""By pool, which is also the tool's name."""
+"""By pool name, which is also the tool's name."""
 
 
 def installed_chromium() -> str | None:

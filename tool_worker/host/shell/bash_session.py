@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CANCEL_STEPS_SECONDS = (0.2, 0.5)
-"""When a cancelled command gets a second SIGINT, as bash loses one between two programs, and when it is killed."""
+"""When a cancelled command gets a second SIGINT, because bash loses one between two programs; and when it is killed."""
 
 COMPLETED = "completed"
 NO_CHANGE_TIMEOUT = "no_change_timeout"
@@ -309,9 +309,7 @@ class BashSession:
         self._deliver(state, content.rstrip(), suffix + where, omitted_bytes, facts or {})
 
     def _taken(self, *, is_final: bool) -> tuple[str, int, str]:
-        """Return the new output, the number of omitted bytes, and a note about the file that has the whole of a long
-        output.
-        """
+        """Return the new output, the number of omitted bytes, and a note about the file of a long output."""
         content, omitted_bytes = self._shell.output.take(is_final=is_final)
         where = self._shell.whole_output.note() if omitted_bytes or len(content) > LONG_OUTPUT_BYTES else ""
         if is_final:

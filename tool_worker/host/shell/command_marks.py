@@ -13,7 +13,7 @@ from __future__ import annotations
 
 NONCE_BYTES = 32
 FIELD_LIMIT = 4096
-"""How much of the directory and of PATH a mark has at most."""
+"""Maximum characters of the directory and of PATH in a mark."""
 
 _RS = b"\x1e"
 

@@ -11,7 +11,7 @@ import os
 
 FOLDER = "command-output"
 LONG_OUTPUT_BYTES = 30_000
-"""From here on a prompt shows an output cut, unless its limit is set higher (OpenHands: `max_message_chars`)."""
+"""Prompts cut longer outputs, unless their limit is set higher (OpenHands: `max_message_chars`)."""
 MAX_FILE_BYTES = 16 * 2**20
 MAX_FOLDER_BYTES = 64 * 2**20
 _MAX_NAME_DIGITS = 9

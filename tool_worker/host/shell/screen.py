@@ -13,14 +13,14 @@ import re
 
 ROWS = COLUMNS = 1000
 CELL_BUDGET = 3_000_000
-"""How many cells one text may fill: some full screens."""
+"""Maximum number of cells that one text may fill: a few full screens."""
 ROW_COST = 20
-"""What a row costs, in cells."""
+"""The cost of a row, in cells."""
 KEPT_BLANKS = 8
 KEPT_REPEATS = 40
 
 NEEDS_SCREEN = re.compile(r"\x1b(?:\[[0-9;]*[ABHJdf]|\[\?(?:47|1047|1049)[hl]|M)")
-"""What moves the cursor to another line."""
+"""Sequences that move the cursor to another line."""
 
 _TOKEN = re.compile(
     r"\x1b\[(?P<parameters>[0-?]*)[ -/]*(?P<final>[@-~])"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 BASH = "/bin/bash"
 ROWS = COLUMNS = 1000
 INPUT_LINE_LIMIT_BYTES = 4095
-"""What a terminal takes as one line from a program's point of view; the kernel drops the rest."""
+"""Maximum length of a terminal input line; the kernel drops the rest."""
 
 IDLE = "idle"
 SUBMITTED = "submitted"
@@ -42,15 +42,15 @@ BEGUN = "begun"
 ENDED = "ended"
 
 KILL_ROUNDS = 50
-"""How often to look for more of what a command started; a fork bomb wins longer only until the workspace is closed."""
+"""Maximum searches for more processes of a command; a fork bomb that survives them ends with the workspace."""
 
 REPEAT_SECONDS = 0.2
 REPEATS = 24
-"""When Ctrl-C is pressed again that nobody got, and how often: see `press`."""
+"""Interval and maximum number of repetitions of a lost Ctrl-C: see `press`."""
 
 HANG_CHECK_SECONDS = 2.5
 UNRESPONSIVE_SECONDS = {SUBMITTED: 30.0, BEGUN: 5.0}
-"""How long a command may not have begun (on a busy machine also bash itself has yet to), or be over and not said so."""
+"""Maximum time until a command starts (includes the start of bash on a busy machine), or until its end is reported."""
 
 _READ_BYTES = 65536
 _MAX_FD = 1 << 20
@@ -244,9 +244,7 @@ class Shell:
         self._repeat_for(group, self._press_quit_again, is_handled=is_handled)
 
     def _repeat_for(self, group: int, again: Callable[[], None], *, is_handled: bool) -> None:
-        """Schedule a check whether the process group has received the key, unless a program handles the signal
-        itself.
-        """
+        """Schedule a check whether the group has received the key, unless a program handles the signal itself."""
         is_signal = self.state == BEGUN and termios.tcgetattr(self._slave)[3] & termios.ISIG
         if is_signal and self._repeats_left > 0 and not is_handled:
             self._repeats_left -= 1

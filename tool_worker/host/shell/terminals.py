@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAIN = "main"
 TERMINALS_LIMIT = 16
 BRIEF_SECONDS = 1.0
-"""How long a call to a background job takes unless it says otherwise: long enough for a command that fails at once."""
+"""Default duration of a call to a background job: long enough for a command that fails at once."""
 SHOWN_COMMAND_CHARS = 100
 GONE = "Terminals and background jobs end with the workspace's processes, which end when nobody uses them."
 

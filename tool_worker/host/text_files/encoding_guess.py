@@ -21,7 +21,7 @@ ENOUGH = 0.8
 MOST_DAMAGED = 0.01
 LEAST_UTF_16_BYTES = 8
 LEAST_LETTERS = 4
-"""So many different ones has a Cyrillic text."""
+"""Minimum number of different letters of a Cyrillic text."""
 LEAST_ADJACENT = 0.6
 
 _FREQUENT_LEADS = {

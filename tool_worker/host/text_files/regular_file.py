@@ -152,9 +152,7 @@ def _read_up_to(descriptor: int, limit_bytes: int) -> bytes:
 
 
 def _status_of_writable(target: str) -> os.stat_result | None:
-    """Return the status of an existing file, after checking that this process may write it; None if it does not
-    exist.
-    """
+    """Return the status of a file, after checking that this process may write it; None if it does not exist."""
     try:
         status = os.stat(target)
     except FileNotFoundError:

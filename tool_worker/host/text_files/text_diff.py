@@ -65,9 +65,7 @@ def unified_diff(old: str, new: str, path: str) -> str:
 
 
 def _hunk_range(start: int, end: int) -> str:
-    """Format the lines from `start` (counted from 0) up to `end` (exclusive); an empty range names the line before
-    it.
-    """
+    """Format the lines from `start` (from 0) up to `end` (exclusive); an empty range names the line before it."""
     length = end - start
     if length == 1:
         return str(start + 1)
