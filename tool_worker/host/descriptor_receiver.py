@@ -23,7 +23,9 @@ _FILTER_FD = 8
 """As in `configuration`."""
 _FILTER_LIMIT_BYTES = 1 << 16
 _INSTRUCTION_BYTES = 8
-_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_SET_SECCOMP = 22
+_SECCOMP_MODE_FILTER = 2
 
 
 class _Program(ctypes.Structure):

@@ -28,7 +28,9 @@ MINIMUM_ABI = 2
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_CREATE_RULESET = 444
+_ADD_RULE = 445
+_RESTRICT_SELF = 446
 _ASK_VERSION = 1
 _PATH_BENEATH = 1
 _WRITE_FILE = 1 << 1
@@ -53,7 +55,10 @@ def harden() -> None:
 def lower_limits(configuration: HostConfiguration) -> None:
     """Apply the configured resource limits to this process and its descendants."""
     for name, limit in configuration.resource_limits.items():
-        _lower(getattr(resource, name), limit)
+        kind = getattr(resource, name)
+        ceiling = resource.getrlimit(kind)[1]
+        bound = limit if ceiling == resource.RLIM_INFINITY else min(limit, ceiling)
+        resource.setrlimit(kind, (bound, bound))
 
 
 def landlock_version() -> int:
@@ -99,10 +104,3 @@ def _checked(answer: int) -> int:
     if answer < 0:
         raise OSError("the kernel refuses to bind this process by Landlock")
     return answer
-
-
-def _lower(kind: int, limit: int) -> None:
-    ceiling = resource.getrlimit(kind)[1]
-    if ceiling != resource.RLIM_INFINITY:
-        limit = min(limit, ceiling)
-    resource.setrlimit(kind, (limit, limit))

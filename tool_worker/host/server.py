@@ -18,10 +18,9 @@ from tool_worker.host.compiled import accepted, signal, socket
 from tool_worker.host.configuration import HISTORY_FD, HostConfiguration
 from tool_worker.host.descendants import kill_descendants, live_descendants
 from tool_worker.host.egress import Egress
-from tool_worker.host.executions import Client, Execution
 from tool_worker.host.journal import LONG_TEXT_CHARS, SHORT_TEXT_CHARS, Journal, JournalError, bounded
 from tool_worker.host.json_text import dumps
-from tool_worker.host.loop import Loop
+from tool_worker.host.loop import BufferedWriter, Loop
 from tool_worker.host.protocol import Refused, action_id_of, fingerprint_in
 from tool_worker.host.shell.bash_call import BashCall, BashCallError
 from tool_worker.host.shell.terminals import Terminals
@@ -29,7 +28,8 @@ from tool_worker.host.shell.terminals import Terminals
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing the module `typing` would take as long as importing all of this one
     from tool_worker.host.editor.file_tools import FileTools
-    from tool_worker.host.session_program import SessionProgram
+    from tool_worker.host.session_program import SessionCall, SessionProgram
+    from tool_worker.host.shell.bash_session import BashSession
 
 CLIENT_LIMIT = 64
 UNREAD_LIMIT_BYTES = 2 * protocol.FRAME_LIMIT_BYTES
@@ -37,6 +37,32 @@ QUEUE_LIMIT = 256
 JOURNAL_LIMIT_BYTES = 512 * 2**20
 END_LIMIT_SECONDS = 2.0
 CHECK_SECONDS = 10.0
+
+
+class Client:
+    """One attached tool worker."""
+
+    def __init__(self, loop: Loop, connection: socket.socket) -> None:
+        self.connection = connection
+        self.lines = protocol.Lines()
+        self.writer = BufferedWriter(loop, connection.fileno())
+        self.is_open = True
+
+
+class Execution:
+    """An action in flight: the requests that wait for its result, and the session that runs it.
+
+    Attributes:
+        call: The shell call of a command; None if a session program runs the action.
+        waiting: Pairs of a client and its request number; each gets the result.
+    """
+
+    def __init__(self, action_id: int, fingerprint: str, call: BashCall | None) -> None:
+        self.action_id = action_id
+        self.fingerprint = fingerprint
+        self.call = call
+        self.session: BashSession | SessionCall | None = None
+        self.waiting: list[tuple[Client, object]] = []
 
 
 class Server:
@@ -249,7 +275,8 @@ class Server:
             self._begin(client, request, action_id, message)
 
     def _begin(self, client: Client, request: object, action_id: int, message: dict[str, object]) -> None:
-        tool, arguments = message.get("tool"), message.get("arguments")
+        tool = message.get("tool")
+        arguments = message.get("arguments")
         if not isinstance(arguments, dict):
             raise Refused("bad_arguments", "`arguments` is not an object")
         fingerprint = fingerprint_in(message)

@@ -55,8 +55,12 @@ class Program:
         self._session: Session | None = None
         self._requests: ClientRequests | None = None
         self._call = 0
-        self._report_at = self._heard_at = self._rest_at = self._cancel_at = 0.0
-        self._silence_seconds, self._silent_before = DEFAULT_SILENCE_SECONDS, 0.0
+        self._report_at = 0.0
+        self._heard_at = 0.0
+        self._rest_at = 0.0
+        self._cancel_at = 0.0
+        self._silence_seconds = DEFAULT_SILENCE_SECONDS
+        self._silent_before = 0.0
 
     def run(self) -> None:
         """Serve the workspace host until it closes the connection."""
@@ -93,7 +97,8 @@ class Program:
             for descriptor, read in readers.items():
                 if descriptor in found:
                     read()
-                    self._hear()
+                    self._heard_at = time.monotonic()
+                    self._silent_before = 0.0
             if process.errors in found:
                 process.read_errors()
             if requests is not None:
@@ -120,9 +125,6 @@ class Program:
     def _silent_at(self) -> float:
         return self._heard_at + max(self._silence_seconds - self._silent_before, 0.0)
 
-    def _hear(self) -> None:
-        self._heard_at, self._silent_before = time.monotonic(), 0.0
-
     def _rest(self) -> None:
         if self._rest_at and time.monotonic() >= self._rest_at and not self._call:
             self._rest_at = 0.0
@@ -146,11 +148,15 @@ class Program:
 
     def _begin(self, number: int, asked: Fields) -> None:
         now = time.monotonic()
-        self._call, self._report_at, self._heard_at = number, now + REPORT_SECONDS, now
-        self._rest_at = self._cancel_at = 0.0
+        self._call = number
+        self._report_at = now + REPORT_SECONDS
+        self._heard_at = now
+        self._rest_at = 0.0
+        self._cancel_at = 0.0
         silence = asked.get("silence_seconds")
         self._silence_seconds = silence if isinstance(silence, int | float) else DEFAULT_SILENCE_SECONDS
-        prompt, wanted = str(asked.get("prompt") or ""), str(asked.get("session_id") or "")
+        prompt = str(asked.get("prompt") or "")
+        wanted = str(asked.get("session_id") or "")
         try:
             if self._session is not None and prompt and wanted != self._session.session_id:
                 self._end_agent()

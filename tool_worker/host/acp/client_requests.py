@@ -64,7 +64,8 @@ class Terminal:
             return
         self._kept += chunk
         if len(self._kept) > self._kept_bytes:
-            self._kept, self._is_cut = self._kept[-self._kept_bytes :], True
+            self._kept = self._kept[-self._kept_bytes :]
+            self._is_cut = True
         self.is_open = bool(chunk)
 
     def look(self) -> None:

@@ -62,7 +62,9 @@ def words_of(block: object) -> str:
         return text_in(resource["text"], TEXT_LIMIT_CHARS)
     where = text_in(found.get("uri")) or text_in(resource.get("uri"))
     kind = text_in(found.get("type"), 40)
-    return f"[{kind} {where}]" if where else f"[{kind}]" * bool(kind)
+    if where:
+        return f"[{kind} {where}]"
+    return f"[{kind}]" if kind else ""
 
 
 class Call:
@@ -97,8 +99,10 @@ class Call:
             self._add_content(told["content"])
         if not self._text and told.get("rawOutput") is not None:
             raw = told["rawOutput"]
-            shown = raw if isinstance(raw, str) else json.dumps(raw) if _is_flat(raw, DEPTH_LIMIT) else ""
-            self._text = text_in(shown, OUTPUT_LIMIT_CHARS)
+            if isinstance(raw, str):
+                self._text = text_in(raw, OUTPUT_LIMIT_CHARS)
+            elif _is_flat(raw, DEPTH_LIMIT):
+                self._text = text_in(json.dumps(raw), OUTPUT_LIMIT_CHARS)
 
     def shown(self, terminals: str = "") -> Fields:
         """Return the call's fields for a report; `terminals` is the output of its terminals."""

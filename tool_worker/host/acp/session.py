@@ -23,7 +23,8 @@ UPDATES_LIMIT = 5000
 """A report is due after this many updates, even an empty one."""
 UNREADABLE_LIMIT = 100
 """Maximum number of lines outside the protocol; some agents log to standard output."""
-METHOD_NOT_FOUND, INVALID = -32601, -32600
+METHOD_NOT_FOUND = -32601
+INVALID = -32600
 AUTHENTICATION_NEEDED = -32000
 
 
@@ -57,7 +58,9 @@ class Session:
         self._ended: deque[str] = deque(maxlen=CALLS_LIMIT)
         self._questions: dict[int, object] = {}
         self._question = 0
-        self._unreadable = self._updates = self._ignored = 0
+        self._unreadable = 0
+        self._updates = 0
+        self._ignored = 0
         self._cost: float | None = None
         self._agent = ""
         capabilities = {"fs": {"readTextFile": True, "writeTextFile": True}, "terminal": True}
@@ -107,7 +110,10 @@ class Session:
 
     def begin_report(self) -> None:
         """Start the next report."""
-        self.report, self.outcome, self._updates, self._ignored = Report(), "", 0, 0
+        self.report = Report()
+        self.outcome = ""
+        self._updates = 0
+        self._ignored = 0
 
     def reported(self) -> Fields:
         """Return the report so far."""
@@ -138,7 +144,8 @@ class Session:
             if self._unreadable > UNREADABLE_LIMIT:
                 raise AgentLost("malformed_reply", "The agent does not write the Agent Client Protocol.")
             return
-        method, params = message.get("method"), fields_in(message.get("params"))
+        method = message.get("method")
+        params = fields_in(message.get("params"))
         if not isinstance(method, str):
             self._take_answer(message)
         elif message.get("id") is None:
@@ -229,7 +236,8 @@ class Session:
 
     def _count(self, usage: Fields) -> None:
         """Report the tokens of the turn; the protocol counts cache reads and writes separately."""
-        cached, written = count_in(usage.get("cachedReadTokens")), count_in(usage.get("cachedWriteTokens"))
+        cached = count_in(usage.get("cachedReadTokens"))
+        written = count_in(usage.get("cachedWriteTokens"))
         self.report.set(
             usage={
                 "prompt_tokens": count_in(usage.get("inputTokens")) + cached + written,

@@ -30,8 +30,14 @@ NO_NETWORK = (
 )
 REFUSED = "The proxy through which the workspace reaches the network does not let it reach this host."
 UNREACHABLE = (
-    *("ERR_NAME_NOT_RESOLVED", "ERR_INTERNET_DISCONNECTED", "ERR_ADDRESS_UNREACHABLE", "ERR_NETWORK_ACCESS_DENIED"),
-    *("ERR_NAME_RESOLUTION_FAILED", "ERR_NETWORK_CHANGED", "ERR_CONNECTION_TIMED_OUT", "ERR_NETWORK_IO_SUSPENDED"),
+    "ERR_NAME_NOT_RESOLVED",
+    "ERR_INTERNET_DISCONNECTED",
+    "ERR_ADDRESS_UNREACHABLE",
+    "ERR_NETWORK_ACCESS_DENIED",
+    "ERR_NAME_RESOLUTION_FAILED",
+    "ERR_NETWORK_CHANGED",
+    "ERR_CONNECTION_TIMED_OUT",
+    "ERR_NETWORK_IO_SUSPENDED",
 )
 TELLING = ("element is ", "intercepts pointer events", "did not find some options", "outside of the viewport")
 """Log lines with one of these texts give the reason why an action on an element failed."""
@@ -138,7 +144,8 @@ class PageActions:
 
     async def drag_and_drop(self, from_bid: str, to_bid: str) -> None:
         """Drag one element onto another."""
-        start, end = await self._element(from_bid), await self._element(to_bid)
+        start = await self._element(from_bid)
+        end = await self._element(to_bid)
         mouse = self._tabs.active.mouse
         await start.hover(timeout=_LIMIT)
         await mouse.down()
@@ -182,7 +189,8 @@ class PageActions:
 
     async def answer_dialogs(self, accept: bool, text: str) -> None:
         """Set how dialogs are answered from now on."""
-        self._tabs.accepts_dialogs, self._tabs.dialog_text = accept, text
+        self._tabs.accepts_dialogs = accept
+        self._tabs.dialog_text = text
 
     async def send_msg_to_user(self, text: str) -> None:
         """Do nothing: the message is part of the action, see `BrowseInteractiveAction`."""

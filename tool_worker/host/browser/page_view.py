@@ -96,7 +96,8 @@ class _Look:
         return await self._document(session, snapshot, 0)
 
     async def _document(self, session: CDPSession, snapshot: Mapping[str, Any], number: int) -> FrameTree:
-        document, strings = snapshot["documents"][number], snapshot["strings"]
+        document = snapshot["documents"][number]
+        strings = snapshot["strings"]
         nodes = document["nodes"]
         numbers = nodes["backendNodeId"]
         bids = {}

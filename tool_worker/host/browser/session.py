@@ -22,7 +22,7 @@ from playwright.async_api import Error
 from tool_worker.host.browser.action_strings import ActionStringError, Call, read_actions
 from tool_worker.host.browser.chromium import Chromium, ChromiumFailed
 from tool_worker.host.browser.page_actions import ActionFailed, PageActions
-from tool_worker.host.browser.page_text import page_text, reading_text
+from tool_worker.host.browser.page_tree import page_text, reading_text
 from tool_worker.host.browser.page_view import PageSilent, PageView, look, read_text
 from tool_worker.host.browser.set_of_marks import pictures
 from tool_worker.host.browser.tabs import Tabs, shortened
@@ -91,7 +91,8 @@ class BrowserSession:
         is_reading = arguments.get("form") == "text"
         deadline = asyncio.get_running_loop().time() + seconds
         tabs = await self._ready(seconds)
-        error, is_download = "", False
+        error = ""
+        is_download = False
         try:
             calls = read_actions(str(arguments["actions"]))
             async with asyncio.timeout_at(deadline):
@@ -109,7 +110,9 @@ class BrowserSession:
         """Return the tabs of a live Chromium; start one if necessary."""
         if self._chromium is None or self._tabs is None or not await self._chromium.answers():
             is_first = self._chromium is None
-            await self._end()
+            if self._chromium is not None:
+                ended, self._chromium, self._tabs = self._chromium, None, None
+                await ended.end()
             try:
                 async with asyncio.timeout(seconds):
                     self._chromium = await Chromium.started(self._executable)
@@ -123,7 +126,8 @@ class BrowserSession:
 
     async def _carry_out(self, tabs: Tabs, calls: list[Call], folder: Path) -> bool:
         """Run actions in order until one fails; return whether the last one only started a download."""
-        page, is_download = tabs.active, False
+        page = tabs.active
+        is_download = False
         for number, call in enumerate(calls):
             if tabs.active is not page:  # the next bids belong to another page
                 page = tabs.active
@@ -178,7 +182,9 @@ class BrowserSession:
         view = self._view
         names = [str(path) for path in saved]
         notes += [f"Downloaded to {name}" for name in names]
-        url, urls, active = shortened(view.url or tabs.active.url), tabs.urls, tabs.active_index
+        url = shortened(view.url or tabs.active.url)
+        urls = tabs.urls
+        active = tabs.active_index
         console = tabs.log.taken()
         content = (
             reading_text(url=url, error=error, notes=notes, text=text, console=console)
@@ -222,11 +228,6 @@ class BrowserSession:
         await self._tabs.give_up_downloads()
         self._view = PageView()
         return self._result(self._tabs, CANCELLED, "", is_reading=False)
-
-    async def _end(self) -> None:
-        if self._chromium is not None:
-            chromium, self._chromium, self._tabs = self._chromium, None, None
-            await chromium.end()
 
 
 def _end_program() -> None:

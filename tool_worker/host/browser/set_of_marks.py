@@ -49,7 +49,8 @@ def _draw(picture: Image.Image, marks: Sequence[Mark]) -> None:
         # Draw the label above the element, so that it hides none of its text; inside only at the upper edge of the
         # picture.
         top = max(mark.top - FONT_PIXELS - 2 * MARGIN_PIXELS, 0)
-        right, bottom = mark.left + width + 2 * MARGIN_PIXELS, top + FONT_PIXELS + 2 * MARGIN_PIXELS
+        right = mark.left + width + 2 * MARGIN_PIXELS
+        bottom = top + FONT_PIXELS + 2 * MARGIN_PIXELS
         canvas.rectangle((mark.left, top, right, bottom), fill=colour)
         canvas.text((mark.left + MARGIN_PIXELS, top + MARGIN_PIXELS - 1), mark.bid, fill="white", font=font)
 

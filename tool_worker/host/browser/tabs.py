@@ -1,7 +1,7 @@
-"""The tabs of a browser, and the events that pages cause: dialogs, downloads, new windows, crashes.
+"""The tabs of a browser, and the events that pages cause: dialogs, downloads, messages, new windows, crashes.
 
 Holds: there is always an active tab; every dialog is answered at once; a successful download becomes a new file in the
-workspace and overwrites none.
+workspace and overwrites none; the log of messages is bounded.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from playwright.async_api import BrowserContext, Dialog, Download, Error, Page, Request, Response
-
-from tool_worker.host.browser.page_log import FAILED_STATUS, PageLog
 
 MAX_TABS = 20
 MAX_NOTES = 50
@@ -34,7 +33,71 @@ TOO_SLOW = "it did not end in time"
 TOO_LARGE = f"it has more than {MAX_ARRIVING_BYTES >> 20} MiB"
 BY_SHELL = "What takes longer, or is larger, is downloaded by a program in the shell's background, such as curl."
 
+MAX_KEPT_MESSAGES = 100
+MAX_NEWS = 10
+MAX_MESSAGE_CHARS = 300
+FAILED_STATUS = 400
+
+_REPEATED = "Failed to load resource"
+"""The start of Chromium's own message about a failed request, which `add_failure` reports with its address."""
+_EXPECTED_FAILURES = ("net::ERR_ABORTED", "net::ERR_BLOCKED_BY_CLIENT")
+"""Errors of requests that also occur when a page is left or a file is downloaded."""
 _UNFIT = re.compile(r"[\x00-\x1f\x7f/\\]+")
+
+
+class PageLog:
+    """The developer messages of all tabs, in order: console messages, script errors, failed requests.
+
+    Errors and failed requests are reported once; the last `MAX_KEPT_MESSAGES` messages of all kinds are kept.
+    """
+
+    def __init__(self) -> None:
+        self._kept: deque[str] = deque(maxlen=MAX_KEPT_MESSAGES)
+        self._dropped = 0
+        self._news: list[str] = []
+        self._news_count = 0
+        self._is_wanted = False
+
+    def add_message(self, kind: str, text: str) -> None:
+        """Add a console message."""
+        if not text.startswith(_REPEATED):
+            self._add(f"{kind}: {text[:MAX_MESSAGE_CHARS]}", is_news=kind == "error")
+
+    def add_error(self, text: str) -> None:
+        """Add an uncaught script error."""
+        self._add(f"uncaught: {text[:MAX_MESSAGE_CHARS]}", is_news=True)
+
+    def add_failure(self, method: str, url: str, why: str) -> None:
+        """Add a request that failed or got an error status."""
+        if why not in _EXPECTED_FAILURES:
+            self._add(f"{method} {url[:MAX_MESSAGE_CHARS]} failed: {why[:MAX_MESSAGE_CHARS]}", is_news=True)
+
+    def want_all(self) -> None:
+        """Make the next `taken` return all messages."""
+        self._is_wanted = True
+
+    def taken(self) -> list[str]:
+        """Return lines for the model, with a head: the new messages, or all of them after `want_all`."""
+        if self._is_wanted:
+            left_out = f"  ({self._dropped} older ones are gone)"
+            lines = [*([left_out] if self._dropped else []), *(f"  {text}" for text in self._kept)] or ["  (nothing)"]
+        else:
+            lines = [f"  {text}" for text in self._news]
+            if self._news_count > len(self._news):
+                lines.append(f"  ({self._news_count - len(self._news)} more; console() shows them)")
+        self._news = []
+        self._news_count = 0
+        self._is_wanted = False
+        return ["[Console:]", *lines] if lines else []
+
+    def _add(self, text: str, *, is_news: bool) -> None:
+        text = " ".join(text.split())
+        self._dropped += len(self._kept) == MAX_KEPT_MESSAGES
+        self._kept.append(text)
+        if is_news:
+            self._news_count += 1
+            if len(self._news) < MAX_NEWS:
+                self._news.append(text)
 
 
 class Tabs:
@@ -267,8 +330,12 @@ def _moved(source: Path, folder: Path, suggested: str) -> Path:
     name = _UNFIT.sub("_", suggested).strip(". ")[-150:] or "download"
     stem, dot, ending = name.rpartition(".")
     for number in range(1, 10_000):
-        shown = name if number == 1 else f"{stem}-{number}.{ending}" if dot and stem else f"{name}-{number}"
-        target = folder / shown
+        if number == 1:
+            target = folder / name
+        elif dot and stem:
+            target = folder / f"{stem}-{number}.{ending}"
+        else:
+            target = folder / f"{name}-{number}"
         try:
             descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
         except FileExistsError:

@@ -266,7 +266,8 @@ class FileEditor:
     def _snippets(self, text: str, spans: list[Span], path: str) -> str:
         """Number the lines around each span; nearby spans share one snippet."""
         places: list[list[int]] = []
-        position = line = 0
+        position = 0
+        line = 0
         for start, end in spans[:SPANS_LIMIT]:
             line += text.count("\n", position, start)
             position, first = start, line + 1

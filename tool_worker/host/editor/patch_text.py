@@ -25,8 +25,16 @@ ADD, UPDATE, DELETE = "add", "update", "delete"
 
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _DIFF_NOTES = (
-    *("diff ", "index ", "old mode ", "new mode ", "new file mode ", "deleted file mode ", "similarity index "),
-    *("rename from ", "rename to ", "Binary files "),
+    "diff ",
+    "index ",
+    "old mode ",
+    "new mode ",
+    "new file mode ",
+    "deleted file mode ",
+    "similarity index ",
+    "rename from ",
+    "rename to ",
+    "Binary files ",
 )
 
 
@@ -170,7 +178,8 @@ def _take_hunk(change: FileChange, head: re.Match[str], lines: list[str], number
     """Add as many lines as the hunk's head announces; return the index of the next line."""
     chunk = Chunk(int(head[1]))
     change.chunks.append(chunk)
-    old, new = int(head[2] or 1), int(head[4] or 1)
+    old = int(head[2] or 1)
+    new = int(head[4] or 1)
     while number < len(lines) and (len(chunk.old) < old or len(chunk.new) < new):
         if lines[number].startswith(("@@ -", "--- ", "diff ")) and _HUNK.match(lines[number]):
             break

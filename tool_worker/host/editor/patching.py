@@ -72,7 +72,8 @@ class Patching:
 
     def _plan(self, changes: list[FileChange], cwd: str) -> list[_Planned]:
         plan: list[_Planned] = []
-        budget, left = [COMPARED_LINES_LIMIT], READ_BYTES_LIMIT
+        budget = [COMPARED_LINES_LIMIT]
+        left = READ_BYTES_LIMIT
         for change in changes:
             path = os.path.normpath(os.path.join(cwd, change.path))
             if not change.path or "\0" in change.path + change.target:
@@ -158,7 +159,8 @@ def _patched(text: str, chunks: list[Chunk], path: str, budget: list[int]) -> st
         lines[place : place + len(chunk.old)] = chunk.new
         cursor = place + len(chunk.new)
         shift += len(chunk.new) - len(chunk.old)
-    return "\n".join(lines) + "\n" * (has_last_break or not text) * bool(lines)
+    has_break = bool(lines) and (has_last_break or not text)
+    return "\n".join(lines) + ("\n" if has_break else "")
 
 
 def _place(lines: list[str], chunk: Chunk, cursor: int, expected: int | None, budget: list[int]) -> int | None:
@@ -182,7 +184,8 @@ def _place(lines: list[str], chunk: Chunk, cursor: int, expected: int | None, bu
 
 def _accepted(chunk: Chunk, wanted: list[str], place: int) -> int:
     if len(wanted) < len(chunk.old):
-        chunk.old, chunk.new = wanted, chunk.new[:-1]
+        chunk.old = wanted
+        chunk.new = chunk.new[:-1]
     return place
 
 

@@ -30,7 +30,8 @@ Result = dict[str, object]
 
 def result_of(code: CodeMap, arguments: dict[str, object]) -> Result:
     """Return the result of one call."""
-    question, asked = arguments.get("question"), arguments.get("arguments")
+    question = arguments.get("question")
+    asked = arguments.get("arguments")
     if not isinstance(question, str) or not isinstance(asked, dict):
         return {"content": "ERROR: the call names no question.", "is_error": True}
     try:

@@ -52,7 +52,8 @@ def answered(code: CodeMap, question: str, arguments: Arguments) -> str:
 
 def search_code_snippets(code: CodeMap, arguments: Arguments) -> str:
     """Find code by words, or by line numbers of one file."""
-    terms, lines = _texts(arguments, "search_terms"), _numbers(arguments, "line_nums")
+    terms = _texts(arguments, "search_terms")
+    lines = _numbers(arguments, "line_nums")
     where = _text(arguments, "file_path_or_pattern", DEFAULT_PATTERN)
     if not terms and not lines:
         raise QuestionError("Give `search_terms`, or `line_nums` together with the path of one file.")
@@ -220,7 +221,8 @@ def _around(code: CodeMap, path: str, line: int) -> str:
     if entity is not None and entity.last - entity.first < MAX_WHOLE_LINES:
         return f"{path}:{entity.name} [{entity.kind}]\n{_numbered(lines, entity.first, entity.last)}"
     inside = f" ({entity.name})" if entity else ""
-    first, last = max(line - AROUND_LINES, 1), min(line + AROUND_LINES, len(lines))
+    first = max(line - AROUND_LINES, 1)
+    last = min(line + AROUND_LINES, len(lines))
     return f"{path}, around line {line}{inside}\n{_numbered(lines, first, last)}"
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 
 from tool_worker.host.search.code_files import LEFT_OUT
 from tool_worker.host.search.limited_work import text_within
-from tool_worker.host.search.path_patterns import path_regex
 
 LIMIT_SECONDS = 20.0
 MAX_PATTERN_CHARS = 10_000
@@ -26,6 +25,9 @@ MAX_ANSWER_CHARS = 24_000
 MAX_LINE_CHARS = 300
 MAX_CONTEXT_LINES = 10
 BINARY_BEGINNING_BYTES = 8192
+
+_PATTERN_SIGN = re.compile(r"\*\*/|\*\*|\*|\?|\[[!^]?\]?[^\]]{1,200}\]|\\.|.", re.DOTALL)
+_SIGN_MEANINGS = {"**/": "(.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 Arguments = dict[str, object]
 Write = Callable[[str], None]
@@ -227,7 +229,8 @@ class _Matches:
             return line
         match = self._wanted.search(line)
         first = max(0, match.start() - MAX_LINE_CHARS // 3) if match else 0
-        return f"{'…' * bool(first)}{line[first : first + MAX_LINE_CHARS]}… [line of {len(line)} characters]"
+        shown = line[first : first + MAX_LINE_CHARS]
+        return f"{'…' if first else ''}{shown}… [line of {len(line)} characters]"
 
     def _put(self, text: str) -> None:
         self._chars += len(text)
@@ -246,6 +249,36 @@ def _content(path: str) -> bytes | None:
             return file.read(MAX_FILE_BYTES) if status.st_size <= MAX_FILE_BYTES else None
     except OSError:
         return b""
+
+
+def path_regex(pattern: str) -> str:
+    r"""Convert a path pattern, in the syntax of `rg -g` and `.gitignore`, to a regular expression.
+
+    `*` and `?` match within a name, `**` across directories, `[a-z]` and `[!a-z]` one character, `{a,b}` either word;
+    `\` escapes the next character. A pattern without a slash matches a name in any directory. Every other character is
+    literal, including an unclosed bracket or brace.
+    """
+    signs = _PATTERN_SIGN.findall(pattern.removeprefix("/"))
+    expression = "" if "/" in pattern else _SIGN_MEANINGS["**/"]
+    depth = 0
+    closing = signs.count("}")
+    for sign in signs:
+        closing -= sign == "}"
+        if sign == "{" and closing > depth:
+            depth += 1
+            expression += "("
+        elif sign == "}" and depth:
+            depth -= 1
+            expression += ")"
+        elif sign == "," and depth:
+            expression += "|"
+        elif sign in _SIGN_MEANINGS:
+            expression += _SIGN_MEANINGS[sign]
+        elif len(sign) > 2:
+            expression += "[^" + sign[2:] if sign[1] == "!" else sign
+        else:
+            expression += re.escape(sign[-1])
+    return expression
 
 
 def _readable(path: str) -> str:

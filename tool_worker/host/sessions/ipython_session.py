@@ -79,7 +79,13 @@ class Kernel:
         )
         process = await asyncio.create_subprocess_exec(
             # -s: user packages could shadow the kernel's own; they are added after those have been imported.
-            *(sys.executable, "-s", "-m", "ipykernel_launcher", "-f", path, SHOW_PAGES),
+            sys.executable,
+            "-s",
+            "-m",
+            "ipykernel_launcher",
+            "-f",
+            path,
+            SHOW_PAGES,
             cwd=cwd or None,
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,
@@ -228,7 +234,8 @@ class IPythonSession:
 
     async def call(self, arguments: dict[str, Any]) -> Result:
         """Run a cell."""
-        code, shell_dir = str(arguments["code"]), str(arguments.get("cwd") or "")
+        code = str(arguments["code"])
+        shell_dir = str(arguments.get("cwd") or "")
         seconds = float(arguments.get("timeout") or DEFAULT_TIMEOUT_SECONDS)
         output = Output()
         self._interrupted = False
@@ -243,7 +250,8 @@ class IPythonSession:
             await self._end()
             note = "[The kernel died, and its variables are lost. The next cell starts a new one.]"
             memory = str(arguments.get("memory") or "")  # the explanation of the memory limit
-            note += f"\n{memory}" * (was_killed and bool(memory))
+            if was_killed and memory:
+                note += f"\n{memory}"
         content = output.text.rstrip("\n") + (f"\n{note}" if note else "")
         if arguments.get("include_extra", True) and self._kernel is not None:
             content += f"\n[Jupyter current working directory: {self._kernel.working_dir}]"

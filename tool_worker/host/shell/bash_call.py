@@ -69,7 +69,9 @@ class BashCall:
 
     def be_brief(self, seconds: float) -> None:
         """Answer the call after this time at the latest, with the output up to then."""
-        self.no_change_timeout, self.timeout, self.is_brief = None, seconds, True
+        self.no_change_timeout = None
+        self.timeout = seconds
+        self.is_brief = True
 
     @property
     def key(self) -> str | None:

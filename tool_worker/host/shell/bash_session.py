@@ -46,8 +46,13 @@ REFUSED = "refused"
 
 KILLED = 128 + 9
 MEMORY_WORDS = (
-    *("Killed  ", "Killed\n"),  # bash pads the word with blanks, or ends the line after it
-    *("MemoryError", "Cannot allocate memory", "bad_alloc", "JavaScript heap out of memory"),
+    # bash pads the word with blanks, or ends the line after it
+    "Killed  ",
+    "Killed\n",
+    "MemoryError",
+    "Cannot allocate memory",
+    "bad_alloc",
+    "JavaScript heap out of memory",
 )
 MEMORY_WORDS_CHARS = 4000
 
@@ -90,11 +95,13 @@ class BashSession:
         self._call: BashCall | None = None
         self._finish: Callable[[Result], None] | None = None
         self._username = _username()
-        self._began_at = self._changed_at = 0.0
+        self._began_at = 0.0
+        self._changed_at = 0.0
         self._is_cancelled = False
         self._cancelled_at = 0.0
         self._unobserved: tuple[str, str, int, dict[str, object]] | None = None
-        self._notice = self._command = ""
+        self._notice = ""
+        self._command = ""
         self._limits = loop.timer(self._check_limits)
         self._escalation = loop.timer(self._escalate)
         self._shell = self._new_shell()
@@ -130,8 +137,11 @@ class BashSession:
     def start(self, call: BashCall, finish: Callable[[Result], None]) -> None:
         """Start a call; `finish` receives its result, possibly at once. No other call may be in progress."""
         assert self._finish is None
-        self._call, self._finish = call, finish
-        self._began_at = self._changed_at = self._loop.now()
+        self._call = call
+        self._finish = finish
+        now = self._loop.now()
+        self._began_at = now
+        self._changed_at = now
         if self._shell.is_busy:
             self._notice = BELOW
             self._continue(call)
@@ -240,7 +250,9 @@ class BashSession:
 
     def _check_limits(self) -> None:
         assert self._call is not None
-        now, silence, limit = self._loop.now(), self._call.no_change_timeout, self._call.timeout
+        now = self._loop.now()
+        silence = self._call.no_change_timeout
+        limit = self._call.timeout
         if silence is not None and now >= self._changed_at + silence:
             text = f"\n[The command has no new output after {silence:g} seconds. {NEXT_STEPS}]"
             self._answer(NO_CHANGE_TIMEOUT, suffix=text)
@@ -288,13 +300,15 @@ class BashSession:
 
     def _complete(self, facts: dict[str, object], note: str) -> None:
         key = self._call.key if self._call is not None and self._finish is not None else None
-        suffix = f"\n[The command completed with exit code {facts['exit_code']}.{f' CTRL+{key} was sent.' * bool(key)}]"
+        sent = f" CTRL+{key} was sent." if key else ""
+        suffix = f"\n[The command completed with exit code {facts['exit_code']}.{sent}]"
         self._conclude(facts, suffix + note)
 
     def _conclude(self, facts: dict[str, object], suffix: str) -> None:
         """Pass the end of the command to the call in progress, or keep it for the next call."""
         self._escalation.set(None)
-        suffix += "\n[The command was cancelled.]" * self._is_cancelled
+        if self._is_cancelled:
+            suffix += "\n[The command was cancelled.]"
         if self._finish is not None:
             self._answer(CANCELLED if self._is_cancelled else COMPLETED, suffix=suffix, facts=facts)
         else:
@@ -321,8 +335,9 @@ class BashSession:
         prefix, self._notice = self._notice, ""
         self._limits.set(None)
         assert finish is not None
-        if state == COMPLETED and (facts.get("exit_code") == KILLED or _names_memory(content)):
-            suffix += f"\n{self._configuration.memory}" * bool(self._configuration.memory)
+        memory = self._configuration.memory
+        if memory and state == COMPLETED and (facts.get("exit_code") == KILLED or _names_memory(content)):
+            suffix += f"\n{memory}"
         # Exit code -1 means that the command is still running.
         metadata = {"exit_code": -1, "pid": -1, **facts, "prefix": prefix, "suffix": suffix}
         finish({"content": content, "state": state, "omitted_bytes": omitted_bytes, "metadata": metadata})

@@ -75,7 +75,10 @@ class MarkScanner:
                 self._held = stream[position:]
                 break
             pieces.append(stream[output_from:position])
-            pieces.append(_mark(nonce, stream[position + 1 + NONCE_BYTES : end]))
+            rest = stream[position + 1 + NONCE_BYTES : end]
+            is_start = rest == b"<"
+            fields = None if is_start else rest[1:].decode("utf-8", "surrogateescape").split("\x1f")
+            pieces.append(Mark(nonce, fields))
             output_from = end + 1
             position = stream.find(_RS, output_from)
         pieces.append(stream[output_from : position if position >= 0 else len(stream)])
@@ -114,9 +117,3 @@ def end_line(nonce: str, terminal: str) -> bytes:
 def quoted(text: str) -> str:
     """Return the text as one quoted word of the shell."""
     return "'" + text.replace("'", "'\\''") + "'"
-
-
-def _mark(nonce: bytes, rest: bytes) -> Mark:
-    if rest == b"<":
-        return Mark(nonce, None)
-    return Mark(nonce, rest[1:].decode("utf-8", "surrogateescape").split("\x1f"))

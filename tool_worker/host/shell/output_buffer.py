@@ -49,7 +49,9 @@ class OutputBuffer:
                 one is kept for the next call.
         """
         self._drop_excess()
-        head, tail, omitted = bytes(self._head), bytes(self._tail), self._omitted
+        head = bytes(self._head)
+        tail = bytes(self._tail)
+        omitted = self._omitted
         self._head.clear()
         self._tail.clear()
         self._omitted = 0

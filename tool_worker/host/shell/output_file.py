@@ -59,7 +59,11 @@ class OutputFile:
         self._begun.clear()
         if self._descriptor >= 0:
             os.close(self._descriptor)
-        self._descriptor, self._path, self._has_failed, self._size, self._written = -1, "", False, 0, 0
+        self._descriptor = -1
+        self._path = ""
+        self._has_failed = False
+        self._size = 0
+        self._written = 0
 
     def _open(self) -> None:
         try:

@@ -248,7 +248,8 @@ class Shell:
         is_signal = self.state == BEGUN and termios.tcgetattr(self._slave)[3] & termios.ISIG
         if is_signal and self._repeats_left > 0 and not is_handled:
             self._repeats_left -= 1
-            self._pressed_for, self._again = group, again
+            self._pressed_for = group
+            self._again = again
             self._repeat.set(self._loop.now() + REPEAT_SECONDS)
 
     def _press_again(self) -> None:

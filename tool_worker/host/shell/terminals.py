@@ -76,7 +76,10 @@ class Terminals:
             name = f"job-{self._jobs}"
         session = self._named(name)
         if session is None:
-            refusal = self._refusal(call, name) or self._open(name, is_job=not call.terminal)
+            if call.is_input or not call.command:
+                refusal = f"There is no terminal `{name}`. {GONE}\n{self._listed()}"
+            else:
+                refusal = self._open(name, is_job=not call.terminal)
             if refusal:
                 finish(_told(f"ERROR: {refusal}", is_error=True))
                 return None
@@ -105,12 +108,6 @@ class Terminals:
             return self.main
         terminal = self._others.get(name)
         return terminal.session if terminal is not None else None
-
-    def _refusal(self, call: BashCall, name: str) -> str:
-        """Return why this call does not create the missing terminal; empty if it does."""
-        if call.is_input or not call.command:
-            return f"There is no terminal `{name}`. {GONE}\n{self._listed()}"
-        return ""
 
     def _open(self, name: str, *, is_job: bool) -> str:
         """Create a terminal in the main shell's directory; return the error text, or empty."""
@@ -181,7 +178,9 @@ class Terminals:
 
     def _state(self, name: str, session: BashSession) -> str:
         command = session.command.partition("\n")[0]
-        shown = command[:SHOWN_COMMAND_CHARS] + "…" * (command != session.command or len(command) > SHOWN_COMMAND_CHARS)
+        shown = command[:SHOWN_COMMAND_CHARS]
+        if shown != session.command:
+            shown += "…"
         if session.has_running_command:
             terminal = self._others.get(name)
             lasted = f" for {self._loop.now() - terminal.began_at:.0f} s" if terminal is not None else ""

@@ -102,7 +102,8 @@ class FileHistory:
         try:
             if self._file_bytes + len(record) > 2 * self._limit_bytes:
                 os.ftruncate(self._descriptor, 0)
-                self._file_bytes, record = 0, b"".join(_push_record(*entry) for entry in self._entries)
+                self._file_bytes = 0
+                record = b"".join(_push_record(*entry) for entry in self._entries)
             if os.write(self._descriptor, record) < len(record):
                 os.ftruncate(self._descriptor, self._file_bytes)
                 self._descriptor = -1
@@ -121,7 +122,8 @@ class FileHistory:
         """Replay one record; return False if it is incomplete or not valid."""
         words = header.split()
         sizes = [int(word) for word in words[1:3] if word.isdigit()]
-        is_push, is_drop = words[:1] == [b"push"] and len(words) == 4, words[:1] == [b"drop"] and len(words) == 2
+        is_push = words[:1] == [b"push"] and len(words) == 4
+        is_drop = words[:1] == [b"drop"] and len(words) == 2
         if not header.endswith(b"\n") or len(sizes) != len(words[1:3]) or not (is_push or is_drop):
             return False
         parts = [read(size) if size <= self._limit_bytes else b"" for size in sizes]

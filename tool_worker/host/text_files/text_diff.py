@@ -46,7 +46,8 @@ def unified_diff(old: str, new: str, path: str) -> str:
     old_lines, new_lines = split_lines(old), split_lines(new)
     head, tail = count_equal_ends(old_lines, new_lines)
     start = max(0, head - _CONTEXT_LINES)
-    old_change_end, new_change_end = len(old_lines) - tail, len(new_lines) - tail
+    old_change_end = len(old_lines) - tail
+    new_change_end = len(new_lines) - tail
     old_end = min(len(old_lines), old_change_end + _CONTEXT_LINES)
     new_end = new_change_end + old_end - old_change_end
     hunk = [
