@@ -1,7 +1,7 @@
 """The session program of the browser: runs actions and returns a view of the page; see `session_program`.
 
 Holds: every call is answered, whatever happens to the page or to Chromium. The tab of a page that does not respond is
-closed, a dead Chromium is replaced, and the model is told about both. A cancelled call is answered at once. After
+closed, a dead Chromium is replaced, and the model is notified of both. A cancelled call is answered at once. After
 `IDLE_SECONDS` without a call, the program ends together with Chromium.
 """
 

@@ -176,9 +176,9 @@ class Screen:
     def _erase_screen(self, part: int) -> None:
         if part in (2, 3):
             self._redraw()
-            row, column = self._row, self._column
+            row_number, column = self._row, self._column
             self._rows = [[]]
-            self._go(row, column)
+            self._go(row_number, column)
         elif part == 1:
             self._spend(self._row)
             for row in self._rows[: self._row]:

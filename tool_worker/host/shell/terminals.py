@@ -1,6 +1,6 @@
 """The terminals of a conversation: its main shell, named shells, and one for each background job.
 
-A background job is a command in a terminal of its own. So it supports everything that a running command supports:
+A background job is a command in a separate terminal. So it supports everything that a running command supports:
 reading its output, typing, interrupting, waiting for its end.
 
 Holds: each call is answered exactly once; there are at most `TERMINALS_LIMIT` terminals. They end with the host.
