@@ -73,11 +73,11 @@ class PageLog:
             self._add(f"{method} {url[:MAX_MESSAGE_CHARS]} failed: {why[:MAX_MESSAGE_CHARS]}", is_news=True)
 
     def want_all(self) -> None:
-        """Make the next `taken` return all messages."""
+        """Include all messages in the next result."""
         self._is_wanted = True
 
     def taken(self) -> list[str]:
-        """Return lines for the model, with a head: the new messages, or all of them after `want_all`."""
+        """Return lines for the model, with a head: the new messages, or all of them if requested."""
         if self._is_wanted:
             left_out = f"  ({self._dropped} older ones are gone)"
             lines = [*([left_out] if self._dropped else []), *(f"  {text}" for text in self._kept)] or ["  (nothing)"]
@@ -183,7 +183,7 @@ class Tabs:
         await self.active.bring_to_front()
 
     async def wait_for_download(self, limit_seconds: float) -> bool:
-        """Return whether a download has started since the last `taken`, or starts within the limit."""
+        """Return whether a download has started since the last result, or starts within the limit."""
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_seconds):
                 await self._download_begun.wait()
