@@ -40,7 +40,7 @@ def main() -> None:
         configuration = HostConfiguration.decode(source.read())
     found = os.stat(configuration.workspace)
     if [found.st_dev, found.st_ino] != configuration.identity:
-        sys.exit("another directory was put in the place of the workspace")
+        sys.exit("the workspace was replaced by another directory")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     harden()

@@ -10,10 +10,9 @@ import sys
 
 from tool_worker.host.json_text import dumps, loads
 
-# Descriptors that are open in a host when it starts. The sandbox has no path to any of them.
-# The lock that shows that a host is alive is its standard output. A sandbox's outer process keeps standard output open
-# as
-# well, so the lock is released when both have exited.
+# Descriptors that are open in a host when it starts. The sandbox has no path to any of them. The lock that shows that a
+# host is alive is its standard output. A sandbox's outer process keeps standard output open as well, so the lock is
+# released when both have exited.
 ALIVE_FD = 1
 LISTENER_FD = 3
 JOURNAL_FD = 4

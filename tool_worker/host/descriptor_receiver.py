@@ -65,7 +65,7 @@ def refuse_calls(program: bytes) -> None:
         (_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(filtered), 0, 0),
     ):
         if libc.prctl(*arguments):
-            raise OSError(ctypes.get_errno(), "the kernel does not take the filter of system calls")
+            raise OSError(ctypes.get_errno(), "the kernel rejects the system call filter")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def main() -> None:
     os.close(folder)
     taker.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [listener.fileno()]))])
     if not taker.recv(1):
-        sys.exit("no proxy could be started")
+        sys.exit("the egress proxy did not start; see the log of the tool worker")
     listener.close()
     taker.close()
     os.execvp(program[0], program)  # noqa: S606  (what the operator's entry names)

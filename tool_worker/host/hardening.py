@@ -49,7 +49,7 @@ def harden() -> None:
     """
     for option, value in ((_PR_SET_DUMPABLE, 0), (_PR_SET_CHILD_SUBREAPER, 1)):
         if c_library("prctl", option, value, 0, 0):
-            raise OSError(f"prctl {option} is refused")
+            raise OSError(f"the kernel refuses prctl option {option}")
 
 
 def lower_limits(configuration: HostConfiguration) -> None:
@@ -102,5 +102,5 @@ def restrict_writes(directories: list[str]) -> bool:
 
 def _checked(answer: int) -> int:
     if answer < 0:
-        raise OSError("the kernel refuses to bind this process by Landlock")
+        raise OSError("the kernel refuses the Landlock rules for this process")
     return answer

@@ -289,8 +289,7 @@ class FileEditor:
         length = -1  # the last line is joined without a break
         for number in range(first, last + 1):
             # Differs: the limit includes the line numbers, because of files with many short lines. Lines are cut before
-            # they are
-            # joined, because one line may be a thousand times longer than the limit.
+            # they are joined, because one line may be a thousand times longer than the limit.
             numbered.append(f"{number:6}\t{lines[number - 1][: self._max_output_chars]}")
             length += len(numbered[-1]) + 1
             if length > self._max_output_chars:

@@ -57,8 +57,7 @@ class Patching:
 
         Returns:
             `content`, `is_error`, `path` (of the first file), `paths` (of the files that exist afterwards),
-            `prev_exist`,
-            `old_content` and `new_content` (None), and `diff` of all files.
+            `prev_exist`, `old_content` and `new_content` (None), and `diff` of all files.
         """
         try:
             changes = parsed_patch(required_text(arguments, "patch", "apply_patch"))

@@ -1,6 +1,6 @@
 """Starts a session program in a container, with the Python and the packages of its image: `image_start.py <tool>`.
 
-Holds: if the image lacks a requirement, every call is answered with the name of it.
+Holds: if the image lacks a requirement, every call is answered with its name.
 """
 
 from __future__ import annotations

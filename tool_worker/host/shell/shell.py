@@ -168,10 +168,8 @@ class Shell:
         r"""Press Ctrl and this key, for the running program.
 
         Ctrl-C is lost if it comes just after one program of the command has ended, or while the next is still a copy of
-        bash
-        before exec; the command then continues. So Ctrl-C is repeated until a program receives it. Ctrl-\ is repeated
-        while
-        the same program still runs, so that no other program receives it.
+        bash before exec; the command then continues. So Ctrl-C is repeated until a program receives it. Ctrl-\ is
+        repeated while the same program still runs, so that no other program receives it.
         """
         if key.upper() == "C":
             self._repeats_left = REPEATS
@@ -264,7 +262,7 @@ class Shell:
         """Press Ctrl-C again if the command still runs, but not the program that it was meant for."""
         group = os.tcgetpgrp(self._master)
         if group == self._pressed_for == self.pid:
-            self._repeats_left -= 2  # bash itself rarely loses one, and may have a trap
+            self._repeats_left -= 2  # fewer repeats: bash itself rarely loses one, and may have a trap
         if self.state == BEGUN and (group != self._pressed_for or group == self.pid or self._has_started(group)):
             self._press_interrupt()
 

@@ -58,8 +58,7 @@ def read_regular_file(path: str, limit_bytes: int) -> bytes:
     """
     try:
         # The stat before the open avoids opening devices, which can have side effects. The stat after it detects a file
-        # that was
-        # replaced in between. O_NONBLOCK keeps the open of a FIFO from blocking.
+        # that was replaced in between. O_NONBLOCK keeps the open of a FIFO from blocking.
         _require_regular(path, os.stat(path))
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
         try:

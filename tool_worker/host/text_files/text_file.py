@@ -78,8 +78,7 @@ class TextFile:
 
         Args:
             text: The edited text, with `\n` as line break. Unchanged lines keep their line breaks; changed lines get
-                the
-                most frequent one of the file.
+                the most frequent one of the file.
 
         Raises:
             UnicodeEncodeError: the file's encoding has no code for a character of the text.
