@@ -131,7 +131,7 @@ class Shell:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it has a command."""
+        """Whether a command was submitted or runs."""
         return self.state in (SUBMITTED, BEGUN)
 
     def submit(self, command: str, *, environment: dict[str, str], cwd: str | None) -> None:

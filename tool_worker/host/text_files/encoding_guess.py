@@ -9,8 +9,7 @@ Does not: recognize short texts in every case, or encodings of Greek, Hebrew, Ar
 """
 
 # Differs: OpenHands uses a statistical detector, which would be a dependency inside the sandbox. The four rules here
-# know
-#   fewer encodings and need only the standard library.
+#   know fewer encodings and need only the standard library.
 
 from __future__ import annotations
 
