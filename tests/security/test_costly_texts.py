@@ -14,7 +14,7 @@ from controller_worker.agents.browsing import BrowsingAgent
 from controller_worker.core.stuck_detector import SLEEPS
 from controller_worker.providers.messages.fn_call_text import read_calls
 from controller_worker.security.shell_analyzer import shell_risk
-from tool_worker.host.search.path_patterns import path_regex
+from tool_worker.host.search.file_search import path_regex
 
 
 @pytest.mark.parametrize("text", ["\n" * 400_000, " \n" * 200_000, "; " * 200_000, ";" + " " * 400_000])

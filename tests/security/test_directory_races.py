@@ -83,7 +83,7 @@ async def test_replaced_directory_is_not_entered_before_binding(made: World, san
             await workspaces.open("victim", WorkspaceSpec(path=str(swapped)))
     if other == "good":
         log = HostFolder(made.node, "victim").log_tail()
-        assert log == "another directory was put in the place of the workspace"
+        assert log == "the workspace was replaced by another directory"
 
 
 @pytest.mark.parametrize(

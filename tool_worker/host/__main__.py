@@ -1,12 +1,13 @@
 """Starts a workspace host: `python -I -S …/tool_worker/host/__main__.py <conversation id>`.
 
-Its configuration comes on standard input; listener, journal and the lock that says it is alive come as open
-descriptors, so that nothing in the sandbox has a path to them. The argument is for people who read a process list.
+The configuration arrives on standard input. The listener, the journal and the lock that shows that the host is alive
+arrive as open descriptors, so nothing in the sandbox has a path to them. The argument only labels the process in a
+process list.
 
 Holds:
-    - In a process namespace it is the first process. The kernel lets no program of the workspace kill or stop it, and
-      kills all of them when it ends.
-    - Nothing runs in a directory that was put in place of the workspace after its tool worker had looked at it.
+    - In a process namespace the host is the first process. The kernel lets no program of the workspace kill or stop it,
+      and kills all of them when it ends.
+    - Nothing runs in a directory that replaced the workspace after the tool worker had checked it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MAX_FD = 1 << 20
 
 def main() -> None:
     """Serve until closed."""
-    # Isolated mode leaves our own folder out of the path, and the package may lie anywhere.
+    # In isolated mode our own folder is not on the path, and the package may be installed anywhere.
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     from tool_worker.host.children import OomScore
     from tool_worker.host.compiled import signal, socket
@@ -39,7 +40,7 @@ def main() -> None:
         configuration = HostConfiguration.decode(source.read())
     found = os.stat(configuration.workspace)
     if [found.st_dev, found.st_ino] != configuration.identity:
-        sys.exit("another directory was put in the place of the workspace")
+        sys.exit("the workspace was replaced by another directory")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     harden()
@@ -47,7 +48,7 @@ def main() -> None:
         os.makedirs(configuration.temporary, 0o700, exist_ok=True)
     if configuration.announces_pid:
         os.write(PID_FD, b'{"child-pid": %d}' % os.getpid())
-    # Whatever else the tool worker was started with must not get to the programs of the workspace.
+    # Programs of the workspace must not inherit any other descriptor of the tool worker.
     os.closerange(PID_FD, MAX_FD)
     os.set_inheritable(JOURNAL_FD, False)
     os.set_inheritable(HISTORY_FD, False)

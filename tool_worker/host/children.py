@@ -1,10 +1,10 @@
-"""Child processes: begun as the first to be killed when memory is short, and reported by the loop when they have ended.
+"""Child processes: they are killed first when memory is short, and the loop reports their exits.
 
 Holds:
-    - When memory is short, the kernel kills what we started before it kills us.
-    - Every child is reaped, also those of others that the kernel gave to this process; a child that the loop waits
-      for and that stops itself is continued, as in a terminal multiplexer, because nobody else could continue it.
-Does not: work twice in one process; signal handlers belong to the whole of it.
+    - When memory is short, the kernel kills the children before the host.
+    - Every child is reaped, including orphans that the kernel reparented to this process. A watched child that stops
+      itself is continued, as in a terminal multiplexer, because no other process could continue it.
+Does not: support two instances in one process, because signal handlers belong to the whole process.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 SHARE_OF_CHILDREN = 200
-"""Of a thousand: by this share of all memory a child seems to take more than it does."""
+"""Added to a child's OOM score, in thousandths of all memory."""
 
 
 class OomScore:
-    """How soon the kernel kills this process when memory is short; to be made while it may still write to /proc."""
+    """The OOM score of this process. Create it while the process may still write to /proc."""
 
     def __init__(self) -> None:
         self._descriptor = -1
@@ -33,16 +33,16 @@ class OomScore:
         try:
             self._descriptor = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
-            return  # the kernel refuses: then all are alike
+            return  # if the kernel refuses, all processes have the same score
         self._ours = os.read(self._descriptor, 16).strip()
         self._theirs = b"%d" % min(1000, int(self._ours) + SHARE_OF_CHILDREN)
 
     def raise_for_children(self) -> None:
-        """Be one that is killed sooner, and so what is forked now."""
+        """Raise the score, so that a process forked now is killed earlier than this one."""
         self._write(self._theirs)
 
     def restore(self) -> None:
-        """Be as this process began."""
+        """Restore the score that this process started with."""
         self._write(self._ours)
 
     def _write(self, score: bytes) -> None:
@@ -51,29 +51,29 @@ class OomScore:
 
 
 class Children:
-    """Begins children, reaps them and reports their ends to the callers that wait."""
+    """Starts children, reaps them and passes their exit statuses to callbacks."""
 
     def __init__(self, loop: Loop, score: OomScore) -> None:
         self._score = score
         self._callbacks: dict[int, Callable[[int], None]] = {}
         self._wakeups, theirs = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
-        # The handler has nothing to do: the byte that the interpreter writes to the pipe wakes the loop.
+        # The handler does nothing: the byte that the interpreter writes to the pipe wakes the loop.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         loop.on_readable(self._wakeups, self._woken)
 
     @property
     def watched(self) -> frozenset[int]:
-        """Who is waited for."""
+        """The pids of all watched children."""
         return frozenset(self._callbacks)
 
     def fork(self) -> int:
         """Fork, as `os.fork` does.
 
         Raises:
-            OSError: the machine, or a limit, has no process left.
+            OSError: the machine or a limit allows no further process.
         """
-        # A child begins as we are, and may not write to /proc to change it.
+        # A child inherits the score, and may not write to /proc to change it.
         self._score.raise_for_children()
         try:
             pid = os.fork()
@@ -85,11 +85,11 @@ class Children:
         return pid
 
     def watch(self, pid: int, callback: Callable[[int], None]) -> None:
-        """Call back with the exit status of this child, 128 + n if signal n killed it."""
+        """Call `callback` with the exit status of this child; 128 + n if signal n killed it."""
         self._callbacks[pid] = callback
 
     def reap(self) -> bool:
-        """Reap who has ended; return whether children remain."""
+        """Reap all children that have exited; return whether children remain."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
@@ -98,7 +98,8 @@ class Children:
             if pid == 0:
                 return True
             if os.WIFSTOPPED(status):
-                # Not who wants the terminal from the background: it would stop again at once, and again.
+                # A background process that stopped to read or write the terminal is not continued: it would stop again
+                # at once.
                 if pid in self._callbacks and os.WSTOPSIG(status) in (signal.SIGSTOP, signal.SIGTSTP):
                     os.kill(pid, signal.SIGCONT)
                 continue

@@ -1,9 +1,9 @@
-"""The compiled halves of `signal` and `socket`, under those names, and of `ctypes` what calls the C library.
+"""The compiled halves of `signal` and `socket` under those names, and a way to call the C library without `ctypes`.
 
-Their other halves make enumerations of all constants and classes for all types, and bring `enum`, `re` and `functools`
-with them: together 14 ms of the time in which a host starts.
+The Python halves build enumerations and classes, and import `enum`, `re` and `functools`: together 14 ms of a host's
+start.
 
-Does not: have what only the other halves have, such as `socket.accept`.
+Does not: offer the parts that only the Python halves have, such as `socket.accept`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def accepted(listener: socket.socket) -> socket.socket:
     """Accept a connection.
 
     Raises:
-        OSError: nobody waits any more, or there is no descriptor left.
+        OSError: no connection is pending, or no descriptor is left.
     """
     descriptor, _ = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001  (all that `accept` calls)
     return socket.socket(fileno=descriptor)
@@ -37,9 +37,10 @@ def c_library(function: str, *arguments: int | bytes | None) -> int:
     """Call a function of the C library.
 
     Args:
-        arguments: Numbers of the size of an `int`, the beginning of bytes that are only read, or no address.
+        arguments: Numbers of the size of an `int`; bytes, passed as a pointer and only read; or None for a null
+            pointer.
 
     Returns:
-        What it returns as an `int`; what it has set `errno` to is not known.
+        The function's return value as an `int`. `errno` is not available.
     """
     return int(_ctypes.call_function(_ctypes.dlsym(_C_LIBRARY, function), arguments))

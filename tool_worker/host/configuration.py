@@ -1,6 +1,6 @@
 """The configuration of a workspace host: a JSON object on its standard input.
 
-On standard input, because everybody who can see a process can read its command line and its environment.
+Standard input keeps it private: the command line and the environment of a process are visible to other processes.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import sys
 
 from tool_worker.host.json_text import dumps, loads
 
-# Descriptors that are open in a host when it starts. The sandbox has no path to any of them.
-# The lock of a living host is its standard output, because a sandbox's outer process keeps that open as well: it is
-# released when the last of them is gone.
+# Descriptors that are open in a host when it starts. The sandbox has no path to any of them. The lock that shows that a
+# host is alive is its standard output. A sandbox's outer process keeps standard output open as well, so the lock is
+# released when both have exited.
 ALIVE_FD = 1
 LISTENER_FD = 3
 JOURNAL_FD = 4
@@ -26,26 +26,26 @@ DEFAULT_OUTPUT_LIMIT_BYTES = 256 * 1024
 
 
 class HostConfiguration:
-    """How one host works.
+    """The settings of one host.
 
     Args:
         workspace: Absolute path of the workspace, as the host sees it.
-        identity: Device and number of the directory that this has to be: another may have been put in its place
-            before it was bound.
+        identity: Device and inode number that the workspace must have; it may have been replaced before it was mounted.
         environment: The whole environment of the shell.
-        ttl_seconds: How long the host lives on with nobody attached and no action running.
-        idle_seconds: How long it lives on, attached to or not, when nothing runs but the shell that waits.
+        ttl_seconds: How long the host lives with no client attached and no action running.
+        idle_seconds: How long it lives, with or without clients, when nothing runs but an idle shell.
         resource_limits: Bounds for the shell and its children, by name (`RLIMIT_NOFILE`).
-        no_change_timeout_seconds: After how much silence a command's call is answered, unless the call says otherwise.
-        output_limit_bytes: Of longer output the head and the tail are kept, half of this each.
-        writable: The directories below which alone anything may be changed; empty: no such bound.
-        sessions: Tools that separate programs carry out, by name, and how each program is started.
-        egress_port: Where on the loopback a proxy is lent a socket; 0: the workspace has no way out.
-        announces_pid: Whether to write its process id to `PID_FD`; a sandbox may do that in its place.
-        temporary: A directory that the host makes when it starts and removes with all in it when it ends; empty: none.
-        memory: What to say of the memory limit when a program was killed; empty: there is no limit of ours.
-        lost, kept: What ends with a host beside its programs, and what outlives it, for the notice of the next one.
-        packages: The folder of the packages that read documents; empty: where Python looks.
+        no_change_timeout_seconds: Silence after which a command's call is answered, unless the call sets another limit.
+        output_limit_bytes: Longer output is cut to its head and its tail, half of this size each.
+        writable: The only directories below which files may be changed; empty means no such bound.
+        sessions: Tools that separate programs run: the command line of each program by tool name.
+        egress_port: Loopback port whose listening socket is lent to the egress proxy; 0: the workspace has no egress.
+        announces_pid: Whether to write its process id to `PID_FD`; a sandbox may do that instead.
+        temporary: A directory that the host creates at its start and removes with its contents at its end; empty: none.
+        memory: The explanation to give when the memory limit killed a program; empty: the workspace has no memory
+            limit.
+        lost, kept: Losses at a host's end besides its programs, and surviving data, for the next host's notice.
+        packages: The folder of the packages that read documents; empty: Python's default path.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class HostConfiguration:
 
     @property
     def temporary_directory(self) -> str:
-        """Where programs of the workspace put temporary files."""
+        """The directory for temporary files of the workspace's programs."""
         return self.environment.get("TMPDIR") or "/tmp"  # noqa: S108  (the sandbox's own)
 
     @property
     def programs(self) -> dict[str, list[str]]:
-        """Every tool that a program carries out: our own, and what `sessions` names."""
+        """The command line of every tool that a program runs: our own programs and those in `sessions`."""
         package = os.path.dirname(os.path.abspath(__file__))
         own = [sys.executable, "-I", "-S"]
         return {
@@ -104,17 +104,17 @@ class HostConfiguration:
         }
 
     def given_to(self, tool: str) -> dict[str, object]:
-        """Return what each call of a program says of the workspace."""
+        """Return the fields about the workspace that every call of this tool's program receives."""
         variables = {"variables": self.environment} if tool == "acp" else {}
         return {"memory": self.memory, **variables}
 
     def encode(self) -> bytes:
-        """Return what `decode` reads."""
+        """Return the bytes that `decode` reads."""
         return dumps(vars(self)).encode("ascii")
 
     @classmethod
     def decode(cls, text: bytes) -> HostConfiguration:
-        """Read what `encode` wrote, by the same version of Deckhands."""
+        """Parse the output of `encode`, written by the same version of Deckhands."""
         fields = loads(text)
         assert isinstance(fields, dict)
         return cls(**fields)

@@ -1,6 +1,7 @@
-"""The processes below a process, found and ended by way of /proc.
+"""Find and kill the descendants of a process through /proc.
 
-Holds: below a host is all it ever started, however it was detached, because orphans become the host's own children.
+Holds: all processes that a host ever started are its descendants, however they detached, because orphans become the
+host's own children.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ class Descendant:
 
 
 def present_tick() -> int:
-    """Return the clock in which the kernel notes when a process began."""
+    """Return the current time in the kernel's clock of process start times, in ticks."""
     return int(clock_gettime(CLOCK_BOOTTIME) * _TICKS_PER_SECOND)
 
 
 def live_descendants(root: int) -> list[Descendant]:
-    """Return what runs below `root`: not `root` itself, and nothing that has died."""
+    """Return the live descendants of `root`, without `root` itself."""
     children_of: dict[int, list[Descendant]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (entry := _read(name)):
@@ -45,7 +46,7 @@ def live_descendants(root: int) -> list[Descendant]:
 
 
 def kill_descendants(root: int) -> bool:
-    """Send SIGKILL to all below `root`, but not to it; return whether there were any."""
+    """Send SIGKILL to all descendants of `root`; return whether there were any."""
     victims = live_descendants(root)
     for victim in victims:
         kill(victim.pid)
@@ -53,7 +54,7 @@ def kill_descendants(root: int) -> bool:
 
 
 def kill_marked(root: int, variable: str) -> None:
-    """Send SIGKILL to all below `root` that began with this variable (`NAME=value`), whatever their parent is now."""
+    """Send SIGKILL to all descendants of `root` that started with this variable (`NAME=value`)."""
     for entry in live_descendants(root):
         try:
             with open(f"/proc/{entry.pid}/environ", "rb") as file:
@@ -65,11 +66,11 @@ def kill_marked(root: int, variable: str) -> None:
 
 
 def started_since(root: int, tick: int, spared: frozenset[int]) -> list[int]:
-    """Return the processes below `root` that began at this tick or later.
+    """Return the descendants of `root` that started at this tick or later.
 
     Args:
-        spared: Processes that do not count, nor do those below them: a tick is too coarse to tell what began shortly
-            before from what began shortly after.
+        spared: Processes to leave out together with their descendants. A tick is too coarse to separate processes that
+            started shortly before it from those that started shortly after it.
     """
     entries = {entry.pid: entry for entry in live_descendants(root)}
     found = []
@@ -83,7 +84,7 @@ def started_since(root: int, tick: int, spared: frozenset[int]) -> list[int]:
 
 
 def children(pid: int) -> frozenset[int]:
-    """Return the children of a process; empty where the kernel was built without that list."""
+    """Return the children of a process; empty if the kernel was built without that list."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
             return frozenset(map(int, file.read().split()))
@@ -92,7 +93,7 @@ def children(pid: int) -> frozenset[int]:
 
 
 def command_line(pid: int) -> bytes:
-    """Return the arguments of a process, each with a NUL behind it; empty for one that has ended."""
+    """Return the arguments of a process, each followed by a NUL; empty if it has ended."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return file.read()
@@ -101,7 +102,7 @@ def command_line(pid: int) -> bytes:
 
 
 def handles(pid: int, number: signal.Signals) -> bool:
-    """Say whether a signal does not simply end a process: it catches or ignores it."""
+    """Return whether a process catches or ignores a signal, so that the signal does not simply end it."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             masks = [line.split()[1] for line in file if line.startswith((b"SigIgn:", b"SigCgt:"))]
@@ -111,7 +112,7 @@ def handles(pid: int, number: signal.Signals) -> bool:
 
 
 def kill(pid: int) -> None:
-    """Send SIGKILL to a process, if it is still there."""
+    """Send SIGKILL to a process if it still exists."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:

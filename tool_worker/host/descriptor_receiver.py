@@ -1,11 +1,11 @@
-"""Receives a host's descriptors where none can be inherited, then becomes the host.
+"""Receives a host's descriptors where they cannot be inherited, then becomes the host.
 
     python3 -I -S descriptor_receiver.py ENTRANCE MAIN [ARGUMENT…]
 
-It takes the descriptors from the socket at ENTRANCE and puts each in its place, applies the filter of system calls that
-is among them, and becomes the host, without an environment.
+It receives the descriptors from the socket at ENTRANCE, moves each one to its number, applies the system call filter
+that is among them, and executes the host with an empty environment.
 
-Does not: import anything of ours; it is run as a file, before there is a path to import from.
+Does not: import our own modules; it runs as a file, before the import path is set up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _FILTER_FD = 8
 """As in `configuration`."""
 _FILTER_LIMIT_BYTES = 1 << 16
 _INSTRUCTION_BYTES = 8
-_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_SET_SECCOMP = 22
+_SECCOMP_MODE_FILTER = 2
 
 
 class _Program(ctypes.Structure):
@@ -37,7 +39,7 @@ def main() -> None:
     giver.connect(entrance)
     numbers, rights, _, _ = giver.recvmsg(_MOST, socket.CMSG_SPACE(_MOST * 4))
     received = struct.unpack(f"{len(numbers)}i", rights[0][2])
-    # Out of the way of the targets first, or one would overwrite another's source.
+    # Move them above all target numbers first; otherwise one `dup2` could overwrite the source of another.
     given = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _OUT_OF_THE_WAY) for descriptor in received]
     giver.send(b".")
     giver.close()
@@ -49,10 +51,10 @@ def main() -> None:
 
 
 def refuse_calls(program: bytes) -> None:
-    """Have the kernel apply a filter to this process and all that it starts; an empty one refuses nothing.
+    """Apply a system call filter to this process and all that it starts; an empty filter refuses nothing.
 
     Raises:
-        OSError: the kernel does not take it.
+        OSError: the kernel rejects the filter.
     """
     if not program:
         return
@@ -63,7 +65,7 @@ def refuse_calls(program: bytes) -> None:
         (_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(filtered), 0, 0),
     ):
         if libc.prctl(*arguments):
-            raise OSError(ctypes.get_errno(), "the kernel does not take the filter of system calls")
+            raise OSError(ctypes.get_errno(), "the kernel rejects the system call filter")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The sandbox's end of its egress proxy: a listening socket on its loopback, lent to the proxy outside.
+"""The sandbox's end of its egress proxy: a listening socket on the loopback, lent to the proxy outside.
 
-A socket belongs to the network in which it was made, no matter which process holds it. So the proxy, which is outside,
-serves programs inside without a forwarder and without a path that leads to it.
+A socket belongs to the network namespace in which it was created, whichever process holds it. So the proxy outside
+serves programs inside without a forwarder, and the sandbox has no path to the proxy.
 
-Holds: the socket stays here as long as the host lives, so that a proxy that died can be replaced; connections wait
-meanwhile. One proxy at a time.
+Holds: the socket stays open here as long as the host lives, so a dead proxy can be replaced; connections wait
+meanwhile. There is one proxy at a time.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ KEPT_REFUSALS = 20
 
 
 class Egress:
-    """Lends the listening socket, and keeps what the proxy refused until the next result.
+    """Lends the listening socket, and collects the proxy's refusals until the next result.
 
     Args:
-        port: On the loopback; 0: this workspace has no way out.
+        port: Port on the loopback; 0: this workspace has no egress.
     """
 
     def __init__(self, port: int) -> None:
@@ -35,7 +35,7 @@ class Egress:
             self._listener.listen(BACKLOG)
 
     def lend(self, proxy: object, connection: socket.socket, line: bytes) -> bool:
-        """Send a line with the listening socket to a proxy; false: there is none to lend."""
+        """Send a line with the listening socket to a proxy; return False if there is no socket to lend."""
         if self._listener is None:
             return False
         rights = struct.pack("i", self._listener.fileno())
@@ -44,17 +44,17 @@ class Egress:
         return True
 
     def forget(self, proxy: object) -> None:
-        """Take note that this peer, if it was the proxy, is gone."""
+        """Forget the proxy if this peer was the proxy."""
         if self.proxy is proxy:
             self.proxy = None
 
     def note(self, message: dict[str, object]) -> None:
-        """Keep a refusal, once."""
+        """Store a refusal, without duplicates and up to `KEPT_REFUSALS`."""
         text = str(message.get("why"))
         if text not in self._refused and len(self._refused) < KEPT_REFUSALS:
             self._refused.append(text)
 
     def take_refusals(self) -> list[str]:
-        """Return what was refused since the last call."""
+        """Return and clear the refusals since the last call."""
         refused, self._refused = self._refused, []
         return refused

@@ -1,14 +1,14 @@
-r"""The host's journal: which actions were begun, and their results, by action id.
+r"""The host's journal: the started actions and their results, by action id.
 
-A file of records, appended and never changed: `boot <id>\n` when a host opens it after a reboot,
-`start <action> <fingerprint>\n` before an effect, and `result <action> <bytes>\n<body>\n` after it. The fingerprint
-tells an action from another that gets its number when the store has lost the first; older journals have none.
+An append-only file of records: `boot <id>\n` when a host opens it after a reboot, `start <action> <fingerprint>\n`
+before an effect, and `result <action> <bytes>\n<body>\n` after it. The fingerprint distinguishes two actions with the
+same number: the store may lose an action and assign its number again. Older journals have no fingerprints.
 
 Holds:
-    - A result is answered for as long as the file lives; memory holds only where each one stands.
-    - A record that a crash cut in half is taken away before the next is appended.
+    - A result stays available as long as the file exists; memory holds only the offset of each result.
+    - A record that a crash cut in half is removed before the next one is appended.
 Does not:
-    - Sync to disk. The death of a process loses nothing; a power failure may lose the last records, so after a reboot
+    - Sync to disk. The death of a process loses nothing. A power failure may lose the last records, so after a reboot
       the absence of an action proves nothing (`is_certain`).
     - Lock: the tool worker that starts the host makes sure that there is only one.
 """
@@ -27,14 +27,14 @@ _KEPT_TEXTS = ("content", "diff", "old_content", "new_content")
 
 
 class JournalError(Exception):
-    """The record could not be written; nothing of it remains."""
+    """A record could not be written; no part of it remains."""
 
 
 class Journal:
-    """A journal open on a descriptor (read, write, append).
+    """A journal on an open descriptor (read, write, append).
 
     Args:
-        boot_id: names the present boot of the machine.
+        boot_id: The kernel's id of the current boot.
     """
 
     def __init__(self, fd: int, boot_id: str) -> None:
@@ -52,46 +52,46 @@ class Journal:
 
     @property
     def size_bytes(self) -> int:
-        """How large the file is."""
+        """The size of the file."""
         return self._size
 
     @property
     def is_certain(self) -> bool:
-        """Whether an action that is not here was certainly never started: false once the machine was rebooted."""
+        """Whether an action without a record was certainly never started; False after a reboot of the machine."""
         return len(self._boots) == 1
 
     @property
     def is_empty(self) -> bool:
-        """Whether no action was ever begun."""
+        """Whether no action was ever started."""
         return not self._started
 
     def has_started(self, action_id: int) -> bool:
-        """Whether the action was ever begun."""
+        """Return whether the action was ever started."""
         return action_id in self._started
 
     def fingerprint(self, action_id: int) -> str:
-        """Return the fingerprint of an action that was begun; empty if it was not, or is not known."""
+        """Return the fingerprint of a started action; empty if the action or its fingerprint is not known."""
         return self._started.get(action_id, "")
 
     @property
     def newest(self) -> list[object] | None:
-        """The action with the highest number that was ever begun, and its fingerprint; None if there is none."""
+        """The highest action id that was ever started, and its fingerprint; None if there is none."""
         action_id = max(self._started, default=None)
         return None if action_id is None else [action_id, self._started[action_id]]
 
     def record_start(self, action_id: int, fingerprint: str = "") -> None:
-        """Note that an effect is about to happen.
+        """Record that an effect is about to happen.
 
         Raises:
-            JournalError: it could not be noted, so the effect must not happen.
+            JournalError: the record could not be written, so the effect must not happen.
         """
         self._append(f"start {action_id} {fingerprint}".rstrip().encode() + b"\n")
         self._started[action_id] = fingerprint
 
     def record_result(self, action_id: int, body: bytes) -> None:
-        """Keep the result of an action.
+        """Record the result of an action.
 
-        When the disk is full the result is kept in memory: it is lost only if the host dies too.
+        If the disk is full, the result is kept in memory and is lost only if the host dies as well.
         """
         header = f"result {action_id} {len(body)}\n".encode()
         offset = self._size + len(header)
@@ -104,7 +104,7 @@ class Journal:
             self._results[action_id] = (offset, len(body))
 
     def result(self, action_id: int) -> bytes | None:
-        """Return what was kept, or None."""
+        """Return the recorded result, or None."""
         if action_id in self._unwritten:
             return self._unwritten[action_id]
         if action_id not in self._results:
@@ -123,7 +123,7 @@ class Journal:
         self._size += written
 
     def _load(self) -> int:
-        """Read the records and return where the last whole one ends."""
+        """Read the records; return the offset at which the last complete one ends."""
         end = 0
         size = os.fstat(self._fd).st_size
         with open(self._fd, "rb", closefd=False) as file:
@@ -154,7 +154,7 @@ class Journal:
 
 
 def bounded(result: dict[str, object], limit_chars: int) -> dict[str, object]:
-    """Cut the text for the model and leave out what cannot be used in part."""
+    """Truncate the model's text (`content`) to `limit_chars`, and drop other long texts, which are useless in part."""
     bounded = dict(result)
     for name in _KEPT_TEXTS:
         text = bounded.get(name)

@@ -1,9 +1,9 @@
-"""JSON by the compiled half of the standard library's `json` alone.
+"""JSON with only the compiled half of the standard library's `json`.
 
-The other half brings `re`, `enum` and `functools` with it. They take 10 ms to import, which is a third of the time in
-which a host starts, and nothing else that a host needs at its start would use them.
+The Python half imports `re`, `enum` and `functools`. This takes 10 ms, a third of a host's start, and nothing else at
+a host's start needs them.
 
-Holds: texts and values are those of `json.dumps` (ASCII, no blanks) and `json.loads`.
+Holds: results are equal to those of `json.dumps` (ASCII, no blanks) and `json.loads`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _BLANKS = " \t\n\r"
 
 
 class _Decoding:
-    """What the scanner asks of a decoder."""
+    """The attributes that the scanner reads from a decoder."""
 
     strict = True
     object_hook = None
@@ -35,7 +35,7 @@ def dumps(value: object) -> str:
     """Return a value as JSON.
 
     Raises:
-        TypeError, ValueError: it is not a JSON value, or contains itself.
+        TypeError, ValueError: the value is not JSON, or contains itself.
     """
     encode = _json.make_encoder({}, _refuse, _json.encode_basestring_ascii, None, ":", ",", False, False, True)
     return "".join(encode(value, 0))
@@ -45,7 +45,7 @@ def loads(text: bytes) -> object:
     """Return the value of a JSON text in UTF-8.
 
     Raises:
-        ValueError: it is not JSON.
+        ValueError: the text is not JSON.
         RecursionError: it is nested too deeply.
     """
     written = text.decode("utf-8", "surrogatepass").strip(_BLANKS)

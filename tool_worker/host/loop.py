@@ -1,8 +1,8 @@
-"""The host's event loop: file descriptors and alarms on one thread, without asyncio.
+"""The host's event loop: file descriptors and timers on one thread, without asyncio.
 
-Holds: callbacks run one at a time, in the order in which the kernel reports them; a callback that raises ends the
+Holds: callbacks run one at a time, in the order in which the kernel reports events. An exception in a callback ends the
 loop, because a host that has lost an event must not continue.
-Does not: start threads, or read a clock while nothing is due.
+Does not: start threads, or read the clock while no timer is set.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BOTH = select.EPOLLIN | select.EPOLLOUT
 
 
 class Timer:
-    """A deadline that can be moved as often as one likes: the loop keeps one entry however often it is set."""
+    """A deadline that can be moved cheaply: the loop keeps one entry per timer, however often it is set."""
 
     __slots__ = ("callback", "due")
 
@@ -28,15 +28,15 @@ class Timer:
         self.due: float | None = None
 
     def set(self, due: float | None) -> None:
-        """Ring at this time of the loop's clock; None: never."""
+        """Fire at this time of the loop's clock; None: never."""
         self.due = due
 
 
 class Loop:
-    """Calls back when a descriptor is ready or a timer is due.
+    """Runs callbacks when descriptors are ready or timers are due.
 
     Args:
-        clock: Returns seconds that never go backwards.
+        clock: Returns seconds; must be monotonic.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -51,26 +51,26 @@ class Loop:
         return self._clock()
 
     def on_readable(self, fd: int, callback: Callable[[], None] | None) -> None:
-        """Call back whenever `fd` has something to read or has ended; None stops that."""
+        """Call `callback` whenever `fd` is readable or at its end; None removes the callback."""
         self._watch(fd, select.EPOLLIN, callback)
 
     def on_writable(self, fd: int, callback: Callable[[], None] | None) -> None:
-        """Call back whenever `fd` takes more; None stops that."""
+        """Call `callback` whenever `fd` is writable; None removes the callback."""
         self._watch(fd, select.EPOLLOUT, callback)
 
     def timer(self, callback: Callable[[], None]) -> Timer:
-        """Return a new timer, not yet set; it stays with the loop until `drop`."""
+        """Return a new timer that is not set; the loop keeps it until `drop`."""
         timer = Timer(callback)
         self._timers.append(timer)
         return timer
 
     def drop(self, timer: Timer) -> None:
-        """Forget a timer."""
+        """Remove a timer."""
         timer.due = None
         self._timers.remove(timer)
 
     def run(self) -> None:
-        """Serve until `stop`."""
+        """Run callbacks until `stop`."""
         while not self._is_stopped:
             due = min((timer.due for timer in self._timers if timer.due is not None), default=None)
             timeout = None if due is None else max(0.0, due - self._clock())
@@ -78,7 +78,8 @@ class Loop:
                 for event in (select.EPOLLIN, select.EPOLLOUT):
                     if self._is_stopped:
                         return
-                    # An end or an error is news for both; an earlier callback of this round may have given it up.
+                    # EOF and errors are reported to both callbacks. An earlier callback of this round may have removed
+                    # this one.
                     is_news = events & (event | ~_BOTH)
                     callback = self._callbacks.get(fd, {}).get(event) if is_news else None
                     if callback is not None:
@@ -86,7 +87,7 @@ class Loop:
             self._fire_due()
 
     def stop(self) -> None:
-        """Let `run` return after the callback that calls this; what is ready by then is not served."""
+        """Make `run` return after the current callback; other ready descriptors are not served."""
         self._is_stopped = True
 
     def _fire_due(self) -> None:
@@ -97,7 +98,7 @@ class Loop:
 
     def _watch(self, fd: int, event: int, callback: Callable[[], None] | None) -> None:
         callbacks = self._callbacks.setdefault(fd, {})
-        before = sum(callbacks)  # the keys are bits
+        before = sum(callbacks)  # the keys are event bits
         if callback is not None:
             callbacks[event] = callback
         else:
@@ -114,9 +115,9 @@ class Loop:
 
 
 class BufferedWriter:
-    """Writes to a non-blocking descriptor and keeps what it does not take yet.
+    """Writes to a non-blocking descriptor and buffers the rest.
 
-    Does not: report a reader that is gone; who reads from the same peer sees that.
+    Does not: report a closed reader; reading from the same peer detects that.
     """
 
     def __init__(self, loop: Loop, fd: int) -> None:
@@ -126,16 +127,16 @@ class BufferedWriter:
 
     @property
     def waiting_bytes(self) -> int:
-        """How much has not been taken yet."""
+        """The number of buffered bytes."""
         return len(self._waiting)
 
     def write(self, chunk: bytes) -> None:
-        """Write now what is taken now, and the rest later, in order."""
+        """Write as much as the descriptor takes now, and the rest later, in order."""
         self._waiting += chunk
         self._flush()
 
     def clear(self) -> None:
-        """Forget what has not been taken; to be called before the descriptor is closed."""
+        """Drop the buffer; call this before the descriptor is closed."""
         self._waiting.clear()
         self._loop.on_writable(self._fd, None)
 

@@ -1,41 +1,42 @@
 r"""The protocol between a tool worker and a workspace host: one JSON object per line, over a unix socket.
 
-Every request carries a `request` number that its reply repeats; replies come in any order. A refused request is
-answered `{"request", "error": {"code", "message", "retryable"}}`, and then nothing was begun.
+Every request has a `request` number, which its reply repeats; replies come in any order. The reply to a refused request
+is `{"request", "error": {"code", "message", "retryable"}}`; a refused request has started nothing.
 
     {"op": "run", "request", "action_id", "fingerprint", "tool", "arguments", "may_repeat"}
-        Runs the action, or attaches to it if it is running, or answers what is recorded. `may_repeat` (default false):
-        begin again an action whose outcome is unknown.
+        Runs the action, attaches to it if it is running, or returns its recorded result. `may_repeat` (default false):
+        start an action again if its outcome is unknown.
         → {"state": "recorded", "is_replayed", "result"} when it has ended
-        → {"state": "unknown"} if an earlier host began it and died, and `may_repeat` is false
-        → {"state": "other"} if an action with another fingerprint was begun under this number; nothing is begun
+        → {"state": "unknown"} if an earlier host started it and died, and `may_repeat` is false
+        → {"state": "other"} if an action with another fingerprint was started under this number; nothing is started
     {"op": "status", "request", "action_id", "fingerprint"}
         → {"state": "recorded" | "running" | "unknown" | "never_started" | "other", "is_certain", "result"?};
-        `is_certain` is false if the machine was rebooted since the journal began: then "never_started" proves nothing
+        `is_certain` is false if the machine was rebooted since the start of the journal: then "never_started" proves
+        nothing
     {"op": "interrupt", "request", "action_id"}
-        Stops the action, within a second; null: whatever runs in the shell. Who runs it gets its result as usual.
+        Stops the action within a second; null: the command in the shell. Its `run` requests get the result as usual.
         → {"was_running"}
     {"op": "ping", "request"}
-        → {"protocol", "workspace", "running": [action ids], "newest", "is_shell_busy", "has_egress"}; the shell is busy
-        also with a command that was answered when it timed out; `newest` is null, or the highest number under which an
-        action was ever begun, and its fingerprint
+        → {"protocol", "workspace", "running": [action ids], "newest", "is_shell_busy", "has_egress"}; a shell
+        is also busy with a command whose call was answered on a timeout; `newest` is null, or the highest number of an
+        action that was ever started, and its fingerprint
     {"op": "egress", "request"}
-        Lends the socket that programs in the workspace connect to, to the proxy that is to serve them.
+        Lends the listening socket for the workspace's programs to the egress proxy that sends this request.
         → {}, with the listening socket beside it
     {"op": "refused", "why"}
-        Keeps for the next result what the proxy has refused; there is no answer.
+        Adds a refusal of the proxy to the next result; there is no reply.
     {"op": "close", "request"}
-        → {"closing": true}; then the host and everything it started end
+        → {"closing": true}; then the host ends, with everything it started
     {"op": "retire", "request", "may_kill"}
-        Ends the host if no action is in progress and nothing runs but the shell that waits; with `may_kill` also if
-        background jobs run.
+        Ends the host if no action is in progress and nothing runs but an idle shell; with `may_kill` also if background
+        jobs run.
         → {"closing"}
 
 Tools and their `arguments`:
     bash    command, is_input=false, timeout=null (seconds; the hard limit), blocking=false (no limit on silence),
             no_change_timeout=30 (seconds of silence), cwd=null, is_static=false (a separate shell, in cwd),
             env={} (variables of this command only), terminal="" (another shell, by name), is_background=false (answer
-            soon; without a terminal it gets one), control="" (list, kill, reset; instead of a command)
+            soon; creates a terminal if none is named), control="" (list, kill, reset; instead of a command)
             → content, command, state (completed, running, no_change_timeout, hard_timeout, cancelled, refused),
               omitted_bytes, metadata (exit_code, pid, username, hostname, working_dir, py_interpreter_path, prefix,
               suffix)
@@ -45,7 +46,7 @@ Tools and their `arguments`:
             see `FileLines.read` and `FileLines.write`; `cwd` (where the shell is) is added
     code    question, arguments, timeout; see `code_questions`
             → content, is_error
-    others  what a session program carries out, see `session_program`; `cwd` (where the shell is) is added
+    others  run by a session program, see `session_program`; `cwd` (where the shell is) is added
 
 Holds: a peer that breaks the protocol loses its connection and nothing else.
 """
@@ -66,7 +67,7 @@ OTHER = "other"
 
 
 class ProtocolError(Exception):
-    """The peer sent something that is not this protocol."""
+    """The peer sent something that violates the protocol."""
 
 
 def encode(message: dict[str, object]) -> bytes:
@@ -78,7 +79,7 @@ def decode(line: bytes) -> dict[str, object]:
     """Return the message of a line.
 
     Raises:
-        ProtocolError: it is not a JSON object.
+        ProtocolError: the line is not a JSON object.
     """
     try:
         message = loads(line)
@@ -90,7 +91,7 @@ def decode(line: bytes) -> dict[str, object]:
 
 
 class Refused(Exception):
-    """A request that begins nothing."""
+    """A request is refused; it has started nothing."""
 
     def __init__(self, code: str, message: str, *, is_retryable: bool = False) -> None:
         super().__init__(message)
@@ -98,10 +99,10 @@ class Refused(Exception):
 
 
 def action_id_of(message: dict[str, object]) -> int:
-    """Return the number of the action that a request is about.
+    """Return the action id of a request.
 
     Raises:
-        Refused: it has none.
+        Refused: the request has no valid action id.
     """
     action_id = message.get("action_id")
     if not isinstance(action_id, int) or isinstance(action_id, bool) or action_id < 0:
@@ -110,10 +111,10 @@ def action_id_of(message: dict[str, object]) -> int:
 
 
 def fingerprint_in(message: dict[str, object]) -> str:
-    """Return the fingerprint of the action that a request is about; empty where an older tool worker gives none.
+    """Return the fingerprint of a request's action; empty if an older tool worker sends none.
 
     Raises:
-        Refused: it is none; it is going to stand in the journal as it is.
+        Refused: the fingerprint is not valid. It is written to the journal verbatim.
     """
     found = message.get("fingerprint", "")
     if not isinstance(found, str) or len(found) > FINGERPRINT_LIMIT_CHARS or (found and not found.isalnum()):
@@ -124,7 +125,7 @@ def fingerprint_in(message: dict[str, object]) -> str:
 
 
 class Lines:
-    """Cuts a byte stream into lines."""
+    """Splits a byte stream into lines."""
 
     def __init__(self) -> None:
         self._partial = bytearray()

@@ -1,11 +1,11 @@
-"""The host's service: attached tool workers, their requests, and the actions these begin.
+"""The host's service: attached tool workers, their requests, and the actions that the requests start.
 
 Holds:
-    - An action is begun at most once, unless the client says that an unknown outcome may be repeated.
-    - Its start is in the journal before its effect, and its result before the first answer; asking later or
-      twice gives the same result.
+    - An action is started at most once, unless the client allows repeating an unknown outcome.
+    - The start of an action is in the journal before its effect, and the result before the first reply. Later or
+      repeated requests get the same result.
     - Memory is bounded per client, per action and in the number of clients.
-Does not: authenticate its clients; everybody who can reach the socket may ask for anything.
+Does not: authenticate clients; every process that can reach the socket may send any request.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from tool_worker.host.compiled import accepted, signal, socket
 from tool_worker.host.configuration import HISTORY_FD, HostConfiguration
 from tool_worker.host.descendants import kill_descendants, live_descendants
 from tool_worker.host.egress import Egress
-from tool_worker.host.executions import Client, Execution
 from tool_worker.host.journal import LONG_TEXT_CHARS, SHORT_TEXT_CHARS, Journal, JournalError, bounded
 from tool_worker.host.json_text import dumps
-from tool_worker.host.loop import Loop
+from tool_worker.host.loop import BufferedWriter, Loop
 from tool_worker.host.protocol import Refused, action_id_of, fingerprint_in
 from tool_worker.host.shell.bash_call import BashCall, BashCallError
 from tool_worker.host.shell.terminals import Terminals
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # what the module `typing` would tell takes as long to import as the whole of this one
+if TYPE_CHECKING:  # importing the module `typing` would take as long as importing all of this one
     from tool_worker.host.editor.file_tools import FileTools
-    from tool_worker.host.session_program import SessionProgram
+    from tool_worker.host.session_program import SessionCall, SessionProgram
+    from tool_worker.host.shell.bash_session import BashSession
 
 CLIENT_LIMIT = 64
 UNREAD_LIMIT_BYTES = 2 * protocol.FRAME_LIMIT_BYTES
@@ -39,8 +39,34 @@ END_LIMIT_SECONDS = 2.0
 CHECK_SECONDS = 10.0
 
 
+class Client:
+    """One attached tool worker."""
+
+    def __init__(self, loop: Loop, connection: socket.socket) -> None:
+        self.connection = connection
+        self.lines = protocol.Lines()
+        self.writer = BufferedWriter(loop, connection.fileno())
+        self.is_open = True
+
+
+class Execution:
+    """An action in flight: the requests that wait for its result, and the session that runs it.
+
+    Attributes:
+        call: The shell call of a command; None if a session program runs the action.
+        waiting: Pairs of a client and its request number; each gets the result.
+    """
+
+    def __init__(self, action_id: int, fingerprint: str, call: BashCall | None) -> None:
+        self.action_id = action_id
+        self.fingerprint = fingerprint
+        self.call = call
+        self.session: BashSession | SessionCall | None = None
+        self.waiting: list[tuple[Client, object]] = []
+
+
 class Server:
-    """Serves one workspace until it is closed, rests for its idle time, or is unattached for its time to live."""
+    """Serves one workspace until it is closed, is idle for `idle_seconds`, or has no client for `ttl_seconds`."""
 
     def __init__(
         self,
@@ -72,7 +98,7 @@ class Server:
         self._note_activity()
 
     def end(self) -> None:
-        """Kill everything the host has started and wait until it is gone, for two seconds at most."""
+        """Kill all processes that the host has started, and wait up to two seconds until they are gone."""
         self._terminals.close()
         for program in self._programs.values():
             program.close()
@@ -122,7 +148,7 @@ class Server:
             self._note_activity()
 
     def _note_activity(self) -> None:
-        """Let the time to live begin when nobody is attached, and the idle time when no action is running."""
+        """Start the idle time if no action runs, and the time to live if no client is attached either."""
         now = self._loop.now()
         is_needed = self._clients or self._executions
         self._unattached.set(None if is_needed else now + self._configuration.ttl_seconds)
@@ -135,9 +161,9 @@ class Server:
             self._idle.set(self._loop.now() + self._configuration.idle_seconds)
 
     def _is_resting(self) -> bool:
-        """Say whether nothing runs in the workspace but shells that wait for a command.
+        """Return whether nothing runs in the workspace but idle shells.
 
-        The program that searches code rests too: it remembers nothing that it could not read again.
+        An idle code search program does not count either: it holds nothing that cannot be read again.
         """
         resting = self._terminals.resting_pids
         if "code" in self._programs:
@@ -154,7 +180,7 @@ class Server:
         self._send(client, protocol.encode({"request": request, **fields}))
 
     def _reply_result(self, client: Client, request: object, body: bytes, *, is_replayed: bool) -> None:
-        # The body is JSON already: it is sent as the journal has it.
+        # The body is JSON already and is sent as the journal has it.
         head = {"request": request, "state": protocol.RECORDED, "is_replayed": is_replayed}
         self._send(client, protocol.encode(head)[:-2] + b',"result":' + body + b"}\n")
 
@@ -184,7 +210,7 @@ class Server:
             elif operation == "refused":
                 self._egress.note(message)
             elif operation == "close":
-                # Those who wait for an action need not ask another host about it.
+                # Waiting clients get an answer now, so that they need not ask another host.
                 for execution in self._executions.values():
                     for waiting, asked in execution.waiting:
                         self._reply(waiting, asked, {"state": protocol.UNKNOWN})
@@ -207,14 +233,14 @@ class Server:
         }
 
     def _lend_listener(self, client: Client, request: object) -> None:
-        """Take a client for the proxy: it gets the listening socket, and does not count as a tool worker."""
+        """Make this client the egress proxy: it gets the listening socket and no longer counts as a tool worker."""
         if not self._egress.lend(client, client.connection, protocol.encode({"request": request})):
             raise Refused("no_egress", "this workspace has no way out")
         self._clients.discard(client)
         self._note_activity()
 
     def _is_other(self, action_id: int, fingerprint: str) -> bool:
-        """Say whether another action has this number: the store has lost it, and given its number again."""
+        """Return whether the id belongs to another action: the store has lost that one and assigned its id again."""
         execution = self._executions.get(action_id)
         known = execution.fingerprint if execution is not None else self._journal.fingerprint(action_id)
         return bool(fingerprint and known and fingerprint != known)
@@ -249,7 +275,8 @@ class Server:
             self._begin(client, request, action_id, message)
 
     def _begin(self, client: Client, request: object, action_id: int, message: dict[str, object]) -> None:
-        tool, arguments = message.get("tool"), message.get("arguments")
+        tool = message.get("tool")
+        arguments = message.get("arguments")
         if not isinstance(arguments, dict):
             raise Refused("bad_arguments", "`arguments` is not an object")
         fingerprint = fingerprint_in(message)
@@ -309,7 +336,8 @@ class Server:
             self._files = FileTools(self._configuration.workspace, history=HISTORY_FD)
         result = self._files.run(tool, {**arguments, "cwd": self._terminals.main.working_dir})
         paths = self._files.to_check(result)
-        body = self._record_result(action_id, result)  # before the check: whatever ends it, the edit is known
+        # recorded before the check, so that the edit is known however the check ends
+        body = self._record_result(action_id, result)
         program = self._program("code") if paths else None
         if program is None or program.is_full:
             self._reply_result(client, request, body, is_replayed=False)
@@ -324,7 +352,7 @@ class Server:
         )
 
     def _begin_next(self) -> None:
-        """Begin waiting commands; a terminal runs one at a time, a static command has a separate shell."""
+        """Start waiting commands: one at a time per terminal; a static command has a separate shell."""
         for execution in list(self._queue):
             assert execution.call is not None
             if not self._terminals.is_free(execution.call):
@@ -337,7 +365,7 @@ class Server:
             execution.session = self._terminals.begin(call, lambda result: self._finish(execution, result))
 
     def _record_begin(self, execution: Execution) -> bool:
-        """Journal the start; if that fails, answer those who wait that nothing was begun."""
+        """Record the start in the journal; if that fails, reply to the waiting clients that nothing was started."""
         try:
             self._record_start(execution.action_id, execution.fingerprint)
         except Refused as refusal:
@@ -388,5 +416,5 @@ class Server:
 
 
 def with_problems(result: dict[str, object], found: dict[str, object]) -> dict[str, object]:
-    """Return the result of an edit with what a check of its files has found; a check that failed says nothing."""
+    """Return the result of an edit with the problems that the check of its files found; a failed check adds nothing."""
     return result if found.get("is_error") else {**result, "content": f"{result['content']}{found.get('content', '')}"}

@@ -1,14 +1,15 @@
-"""A program beside the shell that carries out the calls of one tool: an IPython kernel, a browser.
+"""A program beside the shell that runs the calls of one tool, such as an IPython kernel or a browser.
 
-It is started by the first call and lives on between calls. It finds a socket at `SESSION_FD` and speaks lines of JSON:
+The first call starts it, and it stays alive between calls. It finds a socket at `SESSION_FD` and exchanges lines of
+JSON:
 
     us → it   {"call": n, "arguments": {…}}      {"interrupt": n}
     it → us   {"call": n, "result": {…}}
 
-Holds: one call at a time, in the order in which they were asked; each is answered exactly once, whatever happens to the
-program: it may end, be silent beyond its call's limit, or speak nonsense, and the next call gets a new one. Its
-temporary files are in a separate directory (`TMPDIR`), which is removed with it.
-Does not: look into arguments, `timeout` apart, or results.
+Holds: calls run one at a time, in the order of their requests. Each is answered exactly once, even if the program ends,
+exceeds its call's time limit or sends invalid messages; the next call then starts a new program. Its temporary files
+are in a separate directory (`TMPDIR`), which is removed with it.
+Does not: read arguments, except for `timeout`, or results.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 SESSION_FD = 3
 QUEUE_LIMIT = 64
 GRACE_SECONDS = 15.0
-"""How long a program may run beyond the limit of its call, to end the call in good order."""
+"""Time beyond a call's limit in which the program may still end the call itself."""
 INTERRUPT_GRACE_SECONDS = 3.0
 NEW_SESSION = "[This is a new {} session. What an earlier one held, such as variables or open pages, is lost.]\n"
 
@@ -43,7 +44,7 @@ Result = dict[str, object]
 
 
 class SessionCall:
-    """A call that has been asked and not answered."""
+    """A call that has not been answered yet."""
 
     def __init__(
         self, program: SessionProgram, arguments: Result, begin: Callable[[], bool], finish: Callable[[Result], None]
@@ -54,7 +55,7 @@ class SessionCall:
         self._program = program
 
     def interrupt(self) -> bool:
-        """Stop it; it is answered soon."""
+        """Stop the call; its result follows soon."""
         return self._program.interrupt(self)
 
 
@@ -62,9 +63,9 @@ class SessionProgram:
     """One program, started when it is needed.
 
     Args:
-        name: Its tool's; the first word of its command line, if it has no slash, is looked for in the `PATH` of the
-            shell.
-        follows_another: Whether the workspace had a host before, whose program the model may remember.
+        name: The name of its tool. If the first word of its command line has no slash, it is looked up in the shell's
+            `PATH`.
+        follows_another: Whether an earlier host served the workspace; the model may remember that host's program.
     """
 
     def __init__(
@@ -94,20 +95,20 @@ class SessionProgram:
 
     @property
     def resting_pid(self) -> int:
-        """The program, while it has no call to carry out; 0: it has one, or there is none."""
+        """The pid of the program while it is idle; 0 if it runs a call or does not exist."""
         return 0 if self._call is not None else self._pid
 
     @property
     def is_full(self) -> bool:
-        """Whether no further call can wait."""
+        """Whether the queue of calls is full."""
         return len(self._queue) >= QUEUE_LIMIT
 
     def ask(self, arguments: Result, begin: Callable[[], bool], finish: Callable[[Result], None]) -> SessionCall:
-        """Ask a call.
+        """Queue a call.
 
         Args:
-            begin: Called when its turn has come; false: it must not begin and is answered already.
-            finish: Gets its result.
+            begin: Called when it is the call's turn; False means that the call must not run and is already answered.
+            finish: Receives the result.
         """
         call = SessionCall(self, arguments, begin, finish)
         self._queue.append(call)
@@ -115,7 +116,7 @@ class SessionProgram:
         return call
 
     def interrupt(self, call: SessionCall) -> bool:
-        """Stop a call: one that waits is answered at once, one that runs soon."""
+        """Stop a call: a waiting one is answered at once, a running one soon."""
         if call is self._call:
             self._send({"interrupt": self._number})
             self._limit.set(self._loop.now() + INTERRUPT_GRACE_SECONDS)
@@ -125,7 +126,7 @@ class SessionProgram:
         return True
 
     def close(self) -> None:
-        """Kill the program; no call is answered any more."""
+        """Kill the program; pending calls get no answer."""
         self._queue.clear()
         self._call = None
         self._end_program()
@@ -146,12 +147,12 @@ class SessionProgram:
 
     def _start(self) -> bool:
         ours, theirs = socket.socketpair()
-        whose = self._configuration.environment.get("DECKHANDS_HOST_ID", "")[:8]  # others may share the directory
-        prefix = f".{self._name}-{whose}-"  # short, because sockets are below it
+        whose = self._configuration.environment.get("DECKHANDS_HOST_ID", "")[:8]  # other hosts may share the directory
+        prefix = f".{self._name}-{whose}-"  # short, because the paths of sockets are below it
         temporary = self._configuration.temporary_directory
         folder = os.path.join(temporary, f"{prefix}{os.urandom(4).hex()}")
         try:
-            # Those of hosts that have ended: nobody removed them if the host was killed.
+            # Remove leftovers of ended hosts; a host that was killed could not remove its own.
             for left in [entry for entry in os.listdir(temporary) if entry.startswith(prefix)]:
                 _remove(os.path.join(temporary, left))
             os.mkdir(folder, 0o700)
@@ -191,7 +192,7 @@ class SessionProgram:
     def _take(self, message: dict[str, object]) -> None:
         result = message.get("result")
         if self._call is None or message.get("call") != self._number or not isinstance(result, dict):
-            return  # the answer to a call that was given up
+            return  # the late answer to a call that was given up
         content = result.get("content")
         if self._notice and isinstance(content, str):
             result["content"] = self._notice + content
@@ -207,7 +208,7 @@ class SessionProgram:
 
     def _exited(self, pid: int) -> None:
         if pid != self._pid:
-            return  # one that we have killed
+            return  # a program that this host has killed
         self._pid = 0
         if self._connection is not None:
             self._read()
@@ -235,7 +236,7 @@ class SessionProgram:
             kill(self._pid)
             self._pid = 0
         if self._folder:
-            # One that was killed has left its children to us, and they may be anywhere among ours.
+            # A killed program leaves its children to this host, where they may be anywhere among its descendants.
             kill_marked(os.getpid(), f"TMPDIR={self._folder}")
             _remove(self._folder)
             self._folder = ""
@@ -252,12 +253,12 @@ class SessionProgram:
 
 
 def _remove(folder: str) -> None:
-    """Remove a directory by a separate program: it may be large, and others wait for the host."""
+    """Remove a directory in a separate process: it may be large, and the host must not block."""
     nowhere = [(os.POSIX_SPAWN_OPEN, target, os.devnull, os.O_RDWR, 0) for target in (0, 1, 2)]
     try:
         os.posix_spawn("/bin/rm", ["rm", "-rf", "--", folder], {}, file_actions=nowhere)
     except OSError:
-        return  # it goes with the host
+        return  # it is removed with the host's temporary directory
 
 
 def _become(command: list[str], connection: socket.socket, configuration: HostConfiguration, temporary: str) -> None:

@@ -1,4 +1,4 @@
-"""An ACP agent in its workspace's sandbox: its process, our side of the protocol, its reports. Standard library only.
+"""An ACP agent in its workspace's sandbox: its process, the client side of the protocol, its reports.
 
-Start with: acp_program.
+Standard library only. Start with: acp_program.
 """

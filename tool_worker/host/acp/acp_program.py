@@ -1,8 +1,8 @@
-"""The program beside the shell that runs an ACP agent; see `session_program` for its line to the workspace host.
+"""The session program that runs an ACP agent; `session_program` describes its connection to the workspace host.
 
-A call prompts the agent, answers its question or resumes it; the agent's next report is the answer. Between calls the
-agent's output is not read, and after `REST_SECONDS` its processes are stopped, so an agent that is paused, has spent
-its budget or has lost its controller does nothing.
+A call prompts the agent, answers its question or resumes it. The result of a call is the agent's next report. Between
+calls the agent's output is not read, and after `REST_SECONDS` its processes are stopped. So an agent does nothing while
+it is paused, over budget or without a controller.
 
 Holds: every call is answered, whatever the agent does; when an agent is lost, everything it started is killed.
 """
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 
-if __name__ == "__main__":  # started by its path, with nothing but the standard library
+if __name__ == "__main__":  # started by its path, with only the standard library
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
 
 from tool_worker.host.acp.client_requests import ClientRequests
@@ -31,20 +31,20 @@ REPORT_SECONDS = 60.0
 REST_SECONDS = 5.0
 CANCEL_SECONDS = 2.0
 SUPERSEDE_SECONDS = 20.0
-"""How long an agent has to end a turn that another one replaces."""
+"""Time for an agent to end a turn that a new prompt replaces."""
 DEFAULT_SILENCE_SECONDS = 900.0
 NOT_RUNNING = "The agent is not running any more."
 LINES_AT_ONCE = 64
 LOOK_SECONDS = 0.05
-"""A command that somebody waits for may end while others keep its output open."""
+"""Poll interval while a wait request is pending: a command may end while other processes keep its output open."""
 
 
 class Program:
     """The agent of one workspace.
 
     Args:
-        line: To the workspace host.
-        rest_seconds: How long the agent runs while nobody calls.
+        line: The connection to the workspace host.
+        rest_seconds: How long the agent may run after a call was answered.
     """
 
     def __init__(self, line: socket.socket, rest_seconds: float = REST_SECONDS) -> None:
@@ -55,11 +55,15 @@ class Program:
         self._session: Session | None = None
         self._requests: ClientRequests | None = None
         self._call = 0
-        self._report_at = self._heard_at = self._rest_at = self._cancel_at = 0.0
-        self._silence_seconds, self._silent_before = DEFAULT_SILENCE_SECONDS, 0.0
+        self._report_at = 0.0
+        self._heard_at = 0.0
+        self._rest_at = 0.0
+        self._cancel_at = 0.0
+        self._silence_seconds = DEFAULT_SILENCE_SECONDS
+        self._silent_before = 0.0
 
     def run(self) -> None:
-        """Serve the workspace host until it closes the line."""
+        """Serve the workspace host until it closes the connection."""
         try:
             while self._wait():
                 if self._call:
@@ -68,7 +72,7 @@ class Program:
             self._end_agent()
 
     def _wait(self) -> bool:
-        """Wait for input and read it; false: the host has closed the line."""
+        """Wait for input and read it; return False if the host has closed the connection."""
         poll = select.poll()
         poll.register(self._line, select.POLLIN)
         process, requests = self._process, self._requests
@@ -93,7 +97,8 @@ class Program:
             for descriptor, read in readers.items():
                 if descriptor in found:
                     read()
-                    self._hear()
+                    self._heard_at = time.monotonic()
+                    self._silent_before = 0.0
             if process.errors in found:
                 process.read_errors()
             if requests is not None:
@@ -120,9 +125,6 @@ class Program:
     def _silent_at(self) -> float:
         return self._heard_at + max(self._silence_seconds - self._silent_before, 0.0)
 
-    def _hear(self) -> None:
-        self._heard_at, self._silent_before = time.monotonic(), 0.0
-
     def _rest(self) -> None:
         if self._rest_at and time.monotonic() >= self._rest_at and not self._call:
             self._rest_at = 0.0
@@ -146,11 +148,15 @@ class Program:
 
     def _begin(self, number: int, asked: Fields) -> None:
         now = time.monotonic()
-        self._call, self._report_at, self._heard_at = number, now + REPORT_SECONDS, now
-        self._rest_at = self._cancel_at = 0.0
+        self._call = number
+        self._report_at = now + REPORT_SECONDS
+        self._heard_at = now
+        self._rest_at = 0.0
+        self._cancel_at = 0.0
         silence = asked.get("silence_seconds")
         self._silence_seconds = silence if isinstance(silence, int | float) else DEFAULT_SILENCE_SECONDS
-        prompt, wanted = str(asked.get("prompt") or ""), str(asked.get("session_id") or "")
+        prompt = str(asked.get("prompt") or "")
+        wanted = str(asked.get("session_id") or "")
         try:
             if self._session is not None and prompt and wanted != self._session.session_id:
                 self._end_agent()
@@ -174,7 +180,7 @@ class Program:
             self._lose(lost)
 
     def _start(self, asked: Fields, wanted: str) -> None:
-        # Its own directory for temporary files marks what it has started, see `session_program`.
+        # The separate directory for temporary files marks the agent's processes, see `session_program`.
         given = {**fields_in(asked.get("variables")), "TMPDIR": tempfile.gettempdir(), **fields_in(asked.get("env"))}
         environment = {str(name): str(value) for name, value in given.items()}
         directory = os.getcwd()
@@ -215,7 +221,7 @@ class Program:
             self._answer({**session.reported(), "state": "working"})
 
     def _lose(self, lost: AgentLost) -> None:
-        """End an agent that is of no use, and report that."""
+        """End an agent that is not usable, and report the failure."""
         said = self._session.reported() if self._session is not None else {}
         self._end_agent()
         failed = {"state": "failed", "code": lost.code, "reason": text_in(str(lost), 4000)}

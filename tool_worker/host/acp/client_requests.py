@@ -1,7 +1,7 @@
-"""Requests of an ACP agent to its client: read and write files, run commands. They run in the agent's own sandbox.
+"""An ACP agent's requests to its client: read and write files, run commands. They run in the agent's own sandbox.
 
-Holds: a request gives an agent nothing that it could not get without one, in the same sandbox under the same user;
-memory and the number of terminals are bounded; a device or a FIFO cannot block the program.
+Holds: a request gives an agent no access that it does not have already, as the same user in the same sandbox; memory
+and the number of terminals are bounded; a device or a FIFO cannot block the program.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ ARGUMENTS_LIMIT = 4096
 
 
 class Unanswerable(Exception):
-    """A request that cannot be carried out; the text is for the agent."""
+    """A request that cannot be served; the text is for the agent."""
 
 
 class Terminal:
-    """A command that the agent has started, and the end of its output."""
+    """A command that the agent has started, and the tail of its output."""
 
     def __init__(self, process: subprocess.Popen[bytes], kept_bytes: int) -> None:
         self.waiting: list[Callable[[Fields], None]] = []
@@ -41,12 +41,12 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """The output that is kept."""
+        """The tail of the output."""
         return self._kept.decode("utf-8", "ignore")
 
     @property
     def status(self) -> Fields | None:
-        """How the command has ended, as the protocol has it; None: it has not."""
+        """The exit status in the protocol's form; None while the command runs."""
         code = self._process.poll()
         if code is None:
             return None
@@ -64,18 +64,19 @@ class Terminal:
             return
         self._kept += chunk
         if len(self._kept) > self._kept_bytes:
-            self._kept, self._is_cut = self._kept[-self._kept_bytes :], True
+            self._kept = self._kept[-self._kept_bytes :]
+            self._is_cut = True
         self.is_open = bool(chunk)
 
     def look(self) -> None:
-        """Answer those who wait for the end of the command, if it has come."""
+        """Answer pending wait requests if the command has finished."""
         if self.waiting and self.status is not None:
             if self.is_open:
                 self.read()
             self.answer_waiting()
 
     def answer_waiting(self) -> None:
-        """Tell the waiting requests how the command ended."""
+        """Send the exit status to all pending wait requests."""
         for answer in self.waiting:
             answer(self.status or {"exitCode": None, "signal": None})
         self.waiting.clear()
@@ -97,7 +98,7 @@ class Terminal:
 
 
 class ClientRequests:
-    """Carries out the requests `fs/*` and `terminal/*`."""
+    """Serves the requests `fs/*` and `terminal/*`."""
 
     def __init__(self, environment: dict[str, str], directory: str) -> None:
         self.terminals: dict[str, Terminal] = {}
@@ -107,10 +108,10 @@ class ClientRequests:
         self._number = 0
 
     def carry_out(self, method: str, asked: Fields, answer: Callable[[Fields | None], None]) -> None:
-        """Carry out a request, and answer it now or later.
+        """Serve a request, and answer it now or later.
 
         Raises:
-            Unanswerable: There is no such request, or it cannot be carried out.
+            Unanswerable: the method does not exist, or the request fails.
         """
         if method == "fs/read_text_file":
             answer({"content": _read(asked)})
@@ -141,16 +142,16 @@ class ClientRequests:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether the agent waits for the end of a command."""
+        """Whether the agent waits for a command to finish."""
         return any(terminal.waiting for terminal in self.terminals.values())
 
     def look(self) -> None:
-        """Answer those who wait for commands that have ended."""
+        """Answer pending wait requests for finished commands."""
         for terminal in self.terminals.values():
             terminal.look()
 
     def shown(self, terminal_ids: list[str]) -> str:
-        """Return what terminals have shown, released ones included."""
+        """Return the output of terminals, released ones included."""
         found = [
             self.terminals[number].text if number in self.terminals else self._texts.get(number, "")
             for number in terminal_ids
@@ -204,7 +205,7 @@ def _opened(asked: Fields, flags: int) -> int:
     if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
         raise Unanswerable("The path has to be absolute.")
     try:
-        # Without waiting: the other end of a FIFO may never come.
+        # Do not block: the other end of a FIFO may never be opened.
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except (OSError, UnicodeError) as error:
         raise Unanswerable(f"{text_in(path)}: {error}.") from error

@@ -1,6 +1,6 @@
-"""What an ACP agent says, gathered into one report of bounded size.
+"""Collects the output of an ACP agent into one report of bounded size.
 
-Holds: any input gives a report: values whose type is not the protocol's count as absent.
+Holds: every input gives a report; values of a wrong type count as absent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Fields = dict[str, Any]
 
 
 def text_in(value: object, limit: int = NAME_LIMIT_CHARS) -> str:
-    """Return a text, shortened in the middle; empty for anything else."""
+    """Return a text, truncated in the middle; empty for other types."""
     if not isinstance(value, str):
         return ""
     half = limit // 2
@@ -37,23 +37,23 @@ def text_in(value: object, limit: int = NAME_LIMIT_CHARS) -> str:
 
 
 def list_in(value: object, limit: int) -> list[Any]:
-    """Return the first items of a list; empty for anything else."""
+    """Return the first items of a list; empty for other types."""
     return value[:limit] if isinstance(value, list) else []
 
 
 def fields_in(value: object) -> Fields:
-    """Return an object; empty for anything else."""
+    """Return a JSON object; empty for other types."""
     return value if isinstance(value, dict) else {}
 
 
 def count_in(value: object) -> int:
-    """Return a count that is not negative; 0 for anything else."""
+    """Return a count of at least 0 and at most `MAX_COUNT`; 0 for other types."""
     is_count = isinstance(value, int) and not isinstance(value, bool)
     return min(max(value, 0), MAX_COUNT) if is_count and isinstance(value, int) else 0
 
 
 def words_of(block: object) -> str:
-    """Return a block of content as text; a block of another kind is only named."""
+    """Return a content block as text; a block without text is only named."""
     found = fields_in(block)
     if "text" in found:
         return text_in(found["text"], TEXT_LIMIT_CHARS)
@@ -62,11 +62,13 @@ def words_of(block: object) -> str:
         return text_in(resource["text"], TEXT_LIMIT_CHARS)
     where = text_in(found.get("uri")) or text_in(resource.get("uri"))
     kind = text_in(found.get("type"), 40)
-    return f"[{kind} {where}]" if where else f"[{kind}]" * bool(kind)
+    if where:
+        return f"[{kind} {where}]"
+    return f"[{kind}]" if kind else ""
 
 
 class Call:
-    """A tool call, as far as the agent has reported it.
+    """The reported state of a tool call.
 
     Attributes:
         terminal_ids: Terminals whose output belongs to the call.
@@ -80,11 +82,11 @@ class Call:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has been carried out, or has failed."""
+        """Whether the call has completed or failed."""
         return self._fields.get("status") in ENDED
 
     def add(self, told: Fields) -> None:
-        """Update the call from a report of the agent; fields that the report omits keep their values."""
+        """Update the call from a message of the agent; omitted fields keep their values."""
         for name, field in (("title", "title"), ("kind", "tool_kind"), ("status", "status")):
             if text := text_in(told.get(name)):
                 self._fields[field] = text
@@ -97,11 +99,13 @@ class Call:
             self._add_content(told["content"])
         if not self._text and told.get("rawOutput") is not None:
             raw = told["rawOutput"]
-            shown = raw if isinstance(raw, str) else json.dumps(raw) if _is_flat(raw, DEPTH_LIMIT) else ""
-            self._text = text_in(shown, OUTPUT_LIMIT_CHARS)
+            if isinstance(raw, str):
+                self._text = text_in(raw, OUTPUT_LIMIT_CHARS)
+            elif _is_flat(raw, DEPTH_LIMIT):
+                self._text = text_in(json.dumps(raw), OUTPUT_LIMIT_CHARS)
 
     def shown(self, terminals: str = "") -> Fields:
-        """Return it for a report; `terminals` is what its terminals have shown."""
+        """Return the call's fields for a report; `terminals` is the output of its terminals."""
         text = text_in("\n".join(filter(None, (self._text, terminals))), OUTPUT_LIMIT_CHARS)
         return {**self._fields, "text": text, "diffs": self._diffs}
 
@@ -121,7 +125,7 @@ class Call:
 
 
 class Report:
-    """What the agent has said and done since the previous report."""
+    """The agent's messages, tool calls and plan since the previous report."""
 
     def __init__(self) -> None:
         self._texts: dict[str, list[str]] = {"content": [], "thoughts": []}
@@ -130,16 +134,16 @@ class Report:
 
     @property
     def is_full(self) -> bool:
-        """Whether it should be given before the agent says more."""
+        """Whether the report should be sent before it grows further."""
         return max(self._sizes.values()) > FULL_CHARS
 
     @property
     def has_words(self) -> bool:
-        """Whether the agent has said something."""
+        """Whether the report has message text."""
         return bool(self._sizes["content"])
 
     def say(self, field: str, text: str) -> None:
-        """Add to `content` or `thoughts`."""
+        """Append text to `content` or `thoughts`."""
         left = TEXT_LIMIT_CHARS - self._sizes[field]
         self._texts[field].append(text[: max(left, 0)])
         self._sizes[field] += len(text)
@@ -166,7 +170,7 @@ class Report:
 
 
 def permission_of(number: int, call: Fields, options: object) -> Fields:
-    """Return a question of the agent for a report."""
+    """Return an agent's permission request in the form of a report."""
     found = [fields_in(option) for option in list_in(options, OPTIONS_LIMIT)]
     shown = [
         {
@@ -190,7 +194,7 @@ def _arguments(raw: object) -> Fields:
 
 
 def _is_flat(value: object, depth: int) -> bool:
-    """Say whether a value is shallow enough for every reader."""
+    """Return whether a value is nested shallowly enough for every JSON parser."""
     if not isinstance(value, dict | list):
         return True
     return depth > 0 and all(

@@ -1,7 +1,7 @@
-"""The process of an ACP agent: lines in, lines out, and its end.
+"""The process of an ACP agent: its input and output lines, and its end.
 
-Holds: memory is bounded whatever the agent writes, and nothing it does blocks the program; the agent ends, and stops,
-together with all of its descendants.
+Holds: memory is bounded whatever the agent writes, and the agent cannot block the program; stopping or ending the agent
+includes all of its descendants.
 Does not: reach a process that has left the program's process tree; the workspace host ends it.
 """
 
@@ -21,7 +21,7 @@ ERRORS_KEPT_BYTES = 4096
 CHUNK_BYTES = 65536
 KILL_ROUNDS = 100
 ENDING_READS = 16
-"""As much as a pipe holds."""
+"""Enough reads to empty a full pipe."""
 
 
 class AgentLost(Exception):
@@ -37,18 +37,18 @@ class AgentLost(Exception):
 
 
 class RunningAgent:
-    """One agent, from its start to its end.
+    """One agent process, from its start to its end.
 
     Args:
         command: A command line for bash.
         environment: The whole environment.
 
     Attributes:
-        lines: Read and not taken yet.
-        has_errors: Whether it may still write beside the protocol.
+        lines: Lines that were read but not processed yet.
+        has_errors: Whether standard error is still open.
 
     Raises:
-        AgentLost: It cannot be started.
+        AgentLost: the agent cannot be started.
     """
 
     def __init__(self, command: str, environment: dict[str, str], directory: str) -> None:
@@ -81,14 +81,14 @@ class RunningAgent:
 
     @property
     def waits_for_room(self) -> int | None:
-        """The descriptor to write to, while something is unwritten."""
+        """The descriptor to poll for writing, while there is unwritten input."""
         return self._in if self._unwritten else None
 
     def write(self, line: bytes) -> None:
-        """Write a line, as far as the agent takes it.
+        """Write a line; the part that the agent does not read yet is buffered.
 
         Raises:
-            AgentLost: It has ended, or reads nothing.
+            AgentLost: the agent does not read, and the buffer is over its limit.
         """
         self._unwritten += line
         self.flush()
@@ -96,7 +96,7 @@ class RunningAgent:
             raise AgentLost("malformed_reply", "The agent does not read what it is sent.")
 
     def flush(self) -> None:
-        """Write what is unwritten, as far as the agent takes it. One that has ended is noticed by its output."""
+        """Write buffered lines as far as the agent reads. The end of the agent is noticed by `read`, not here."""
         try:
             while self._unwritten:
                 del self._unwritten[: os.write(self._in, self._unwritten[:CHUNK_BYTES])]
@@ -109,7 +109,7 @@ class RunningAgent:
         """Read some of the available output.
 
         Raises:
-            AgentLost: It has ended, or a line is too long.
+            AgentLost: the agent has ended, or a line is too long.
         """
         try:
             chunk = os.read(self.out, CHUNK_BYTES)
@@ -125,7 +125,7 @@ class RunningAgent:
             raise AgentLost("malformed_reply", f"The agent wrote a line of more than {LINE_LIMIT_BYTES} bytes.")
 
     def read_errors(self) -> None:
-        """Read what it writes to standard error; only the end is kept."""
+        """Read standard error; only its tail is kept."""
         try:
             chunk = os.read(self.errors, CHUNK_BYTES)
         except BlockingIOError:
@@ -134,19 +134,19 @@ class RunningAgent:
         self.has_errors = bool(chunk)
 
     def stop(self) -> None:
-        """Stop its processes until `resume`."""
+        """Stop the agent's processes until `resume`."""
         self._is_stopped = True
         self._signal_tree(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it run."""
+        """Continue the processes if `stop` has stopped them."""
         if self._is_stopped:
             self._is_stopped = False
             self._signal_tree(signal.SIGCONT)
 
     def end(self) -> None:
-        """Kill it and everything it started."""
-        for _ in range(KILL_ROUNDS):  # what is killed may have started something meanwhile
+        """Kill the agent and everything it started."""
+        for _ in range(KILL_ROUNDS):  # a killed process may have started another one meanwhile
             if not kill_descendants(os.getpid()):
                 break
         self._process.wait()

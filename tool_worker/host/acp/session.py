@@ -1,7 +1,7 @@
-"""Our side of the Agent Client Protocol: one session of one agent, turn by turn.
+"""The client side of the Agent Client Protocol: one session of one agent, turn by turn.
 
-Holds: at most one request of each kind is under way; an unexpected answer, an unknown method and an update of another
-session change nothing; a tool call is reported once, when it has ended; a question is answered once.
+Holds: at most one request of each kind is in flight. Unexpected answers, unknown methods and updates of other sessions
+change nothing. A tool call is reported once, when it has ended; a permission request is answered once.
 Does not: do I/O; `acp_program` passes lines in and out.
 """
 
@@ -22,8 +22,9 @@ SESSION_ID_CHARS = ID_CHARS = 256
 UPDATES_LIMIT = 5000
 """A report is due after this many updates, even an empty one."""
 UNREADABLE_LIMIT = 100
-"""How many lines outside the protocol an agent may write; some agents log to standard output."""
-METHOD_NOT_FOUND, INVALID = -32601, -32600
+"""Maximum number of lines outside the protocol; some agents log to standard output."""
+METHOD_NOT_FOUND = -32601
+INVALID = -32600
 AUTHENTICATION_NEEDED = -32000
 
 
@@ -32,12 +33,12 @@ class Session:
 
     Args:
         send: Writes a message to the agent.
-        wanted: The session to continue; empty: a new one is made.
+        wanted: The id of the session to load; empty: create a new session.
 
     Attributes:
-        session_id: Empty until there is one.
-        outcome: How the report ends, once it does: `working`, `permission`, `ended`, `failed` or `lost`.
-        is_cancelled: The turn under way was cancelled, and the agent has not ended it yet.
+        session_id: Empty until the session exists.
+        outcome: Empty while the report is incomplete; then `working`, `permission`, `ended`, `failed` or `lost`.
+        is_cancelled: Whether the current turn was cancelled and the agent has not ended it yet.
     """
 
     def __init__(self, send: Callable[[Fields], None], requests: ClientRequests, directory: str, wanted: str) -> None:
@@ -57,7 +58,9 @@ class Session:
         self._ended: deque[str] = deque(maxlen=CALLS_LIMIT)
         self._questions: dict[int, object] = {}
         self._question = 0
-        self._unreadable = self._updates = self._ignored = 0
+        self._unreadable = 0
+        self._updates = 0
+        self._ignored = 0
         self._cost: float | None = None
         self._agent = ""
         capabilities = {"fs": {"readTextFile": True, "writeTextFile": True}, "terminal": True}
@@ -73,11 +76,11 @@ class Session:
 
     @property
     def is_turn_open(self) -> bool:
-        """Whether the agent works, or will as soon as it is ready."""
+        """Whether a turn runs, or a prompt waits until the agent is ready."""
         return bool(self._turn or self._prompts)
 
     def prompt(self, text: str) -> None:
-        """Send the agent a prompt; a turn under way is cancelled first."""
+        """Send the agent a prompt; a running turn is cancelled first."""
         self._prompts.append(text)
         if self._turn:
             self.cancel()
@@ -85,7 +88,7 @@ class Session:
             self._begin_turn()
 
     def cancel(self) -> None:
-        """Ask the agent to end its turn; one that has not begun is ended at once."""
+        """Ask the agent to end its turn; a turn that has not started ends at once."""
         if self._turn:
             self.is_cancelled = True
             self._send({"method": "session/cancel", "params": {"sessionId": self.session_id}})
@@ -96,18 +99,21 @@ class Session:
             self.answer(number, "")
 
     def answer(self, number: int, option_id: str) -> None:
-        """Answer a question; a second answer changes nothing.
+        """Answer a permission request; a second answer changes nothing.
 
         Args:
-            option_id: Empty: the question is cancelled.
+            option_id: The chosen option; empty: the request is cancelled.
         """
         if number in self._questions:
             chosen: Fields = {"outcome": "selected", "optionId": option_id} if option_id else {"outcome": "cancelled"}
             self._send({"id": self._questions.pop(number), "result": {"outcome": chosen}})
 
     def begin_report(self) -> None:
-        """Begin the next report."""
-        self.report, self.outcome, self._updates, self._ignored = Report(), "", 0, 0
+        """Start the next report."""
+        self.report = Report()
+        self.outcome = ""
+        self._updates = 0
+        self._ignored = 0
 
     def reported(self) -> Fields:
         """Return the report so far."""
@@ -124,7 +130,7 @@ class Session:
         """Process one line from the agent.
 
         Raises:
-            AgentLost: It does not speak the protocol, or cannot work.
+            AgentLost: the agent does not speak the protocol, or refuses to work.
         """
         if not line.strip():
             return
@@ -138,7 +144,8 @@ class Session:
             if self._unreadable > UNREADABLE_LIMIT:
                 raise AgentLost("malformed_reply", "The agent does not write the Agent Client Protocol.")
             return
-        method, params = message.get("method"), fields_in(message.get("params"))
+        method = message.get("method")
+        params = fields_in(message.get("params"))
         if not isinstance(method, str):
             self._take_answer(message)
         elif message.get("id") is None:
@@ -189,7 +196,8 @@ class Session:
         if "error" in message:
             self._lose(f"The agent cannot load its session again: {_error_text(message)}")
         else:
-            self._be_ready(self._wanted)  # what it has said of it until now is in the log already
+            # updates that replay the session's history are ignored: they are in the log already
+            self._be_ready(self._wanted)
 
     def _be_ready(self, session_id: str) -> None:
         self.session_id = session_id
@@ -215,7 +223,7 @@ class Session:
             return
         try:
             result = _result(message, "session/prompt")
-        except AgentLost as refused:  # it lives on, and may take the next one
+        except AgentLost as refused:  # the agent is still alive and may accept the next prompt
             self.report.set(code=refused.code, reason=str(refused))
             self.outcome = "failed"
             return
@@ -228,7 +236,8 @@ class Session:
 
     def _count(self, usage: Fields) -> None:
         """Report the tokens of the turn; the protocol counts cache reads and writes separately."""
-        cached, written = count_in(usage.get("cachedReadTokens")), count_in(usage.get("cachedWriteTokens"))
+        cached = count_in(usage.get("cachedReadTokens"))
+        written = count_in(usage.get("cachedWriteTokens"))
         self.report.set(
             usage={
                 "prompt_tokens": count_in(usage.get("inputTokens")) + cached + written,
@@ -266,7 +275,7 @@ class Session:
         call = self._call(call_id)
         call.add(told)
         if is_new and self.report.has_words:
-            self.outcome = "working"  # what was said before a call is read before its outcome
+            self.outcome = "working"  # text before a call must reach the log before the call's outcome
         if call.has_ended:
             del self._calls[call_id]
             self._ended.append(call_id)
@@ -275,7 +284,7 @@ class Session:
 
     def _call(self, call_id: str) -> Call:
         if call_id not in self._calls and len(self._calls) >= CALLS_LIMIT:
-            del self._calls[next(iter(self._calls))]  # the oldest: it was never ended
+            del self._calls[next(iter(self._calls))]  # drop the oldest call, which never ended
         return self._calls.setdefault(call_id, Call())
 
     def _take_request(self, number: int | str, method: str, params: Fields) -> None:
@@ -312,7 +321,7 @@ def _result(message: Fields, method: str) -> Fields:
     """Return the result of a request.
 
     Raises:
-        AgentLost: It has failed.
+        AgentLost: the request has failed.
     """
     if "error" in message:
         code = fields_in(message["error"]).get("code")

@@ -1,4 +1,4 @@
-"""The browser of a workspace: a session program that runs Chromium and acts in it.
+"""The browser of a workspace: a session program that runs Chromium and performs actions in it.
 
 Start with: session.
 """

@@ -1,11 +1,11 @@
-"""Actions in the browser as a model writes them: lines that look like calls of functions (BrowserGym's action set).
+"""Parses browser actions as a model writes them: lines that look like function calls (BrowserGym's action set).
 
     click('12')
     fill('a3', value='Ada')
 
-Holds: they are parsed, never run as code; a name, a number of arguments or a type that does not fit is refused before
-anything is done, with a text that says what would fit.
-Differs: a number is taken for a bid or a text, because models write `click(12)`.
+Holds: actions are parsed and never run as code. A wrong name, argument count or type is refused before any action runs,
+with a text that names the valid form.
+Differs: a number is accepted for a bid or a text, because models write `click(12)`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ MODIFIERS = ("Alt", "Control", "ControlOrMeta", "Meta", "Shift")
 
 
 class ActionStringError(Exception):
-    """What was written is not a list of actions; the text is for the model."""
+    """The text is not a list of actions; the error text is for the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One argument of an action.
+    """One parameter of an action.
 
     Attributes:
         kind: `text`, `texts` (one or a list), `number`, `flag`, `button` or `modifiers`.
-        default: None: it must be given.
+        default: None if the argument is required.
     """
 
     name: str
@@ -45,8 +45,8 @@ class Call:
     """One action.
 
     Attributes:
-        arguments: every parameter's value, by name.
-        text: as it was written.
+        arguments: The values of all parameters, by name.
+        text: The source text.
     """
 
     name: str
@@ -81,14 +81,14 @@ ACTIONS: Mapping[str, tuple[Parameter, ...]] = {
     "send_msg_to_user": (Parameter("text"),),
     "report_infeasible": (Parameter("reason"),),
 }
-"""By name, with the parameters in order."""
+"""The parameters of each action, in order."""
 
 
 def read_actions(written: str) -> list[Call]:
     """Return the actions of a text, in order.
 
     Raises:
-        ActionStringError: it holds anything else, or none.
+        ActionStringError: the text has no actions, or anything but actions.
     """
     if len(written) > MAX_CHARS:
         raise ActionStringError(f"The actions have {len(written)} characters; {MAX_CHARS} are allowed.")
@@ -119,7 +119,7 @@ def _call(statement: ast.stmt) -> Call:
 
 
 def _given(call: ast.Call, name: str, text: str) -> dict[str, Any]:
-    """Return the arguments by their names."""
+    """Return the arguments by name."""
     parameters = ACTIONS[name]
     names = [parameter.name for parameter in parameters]
     keywords = [keyword.arg for keyword in call.keywords]
@@ -175,7 +175,7 @@ def _modifiers(value: Any) -> list[str] | None:
 
 
 def signature(name: str) -> str:
-    """Return how an action is called, as in `noop(wait_ms=1000)`."""
+    """Return an action's signature, for example `noop(wait_ms=1000)`."""
     words = [
         parameter.name if parameter.default is None else f"{parameter.name}={parameter.default!r}"
         for parameter in ACTIONS[name]

@@ -1,8 +1,7 @@
 """Chromium, started with a temporary profile that is removed with it.
 
-Holds: it reaches what the workspace reaches and nothing else; where the environment names a proxy, all but the
-workspace's own machine is asked through it. PDF files are downloaded, not shown. When it is ended, no process of it is
-left.
+Holds: it reaches nothing that the workspace cannot reach. If the environment names a proxy, all requests go through it,
+except those to the loopback. PDF files are downloaded, not displayed. After its end, none of its processes is left.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    "--gcm-checkin-url=http://127.0.0.1:1/",  # or it asks for push messages every now and then
+    "--gcm-checkin-url=http://127.0.0.1:1/",  # prevents periodic requests for push messages
 )
 OF_THIS_MACHINE = "<-loopback>,localhost,127.0.0.1,[::1]"
-"""What is asked directly. Left to itself, Chromium would ask no proxy for 127.0.0.0/8 and 169.254.0.0/16."""
+"""Hosts to reach without the proxy. By default, Chromium would also bypass it for 127.0.0.0/8 and 169.254.0.0/16."""
 PREFERENCES = {
     "plugins": {"always_open_pdf_externally": True},
-    # What would tell its maker about pages, or ask it for something.
+    # Turn off everything that reports pages to Google or requests data from it.
     "autofill": {"enabled": False, "profile_enabled": False, "credit_card_enabled": False},
     "credentials_enable_service": False,
     "safebrowsing": {"enabled": False},
@@ -54,7 +53,7 @@ _DOWNLOADS = "downloads"
 
 
 class ChromiumFailed(Exception):
-    """Chromium cannot be started; the text says why."""
+    """Chromium cannot be started; the text names the reason."""
 
 
 class Chromium:
@@ -67,15 +66,15 @@ class Chromium:
 
     @property
     def downloads(self) -> Path:
-        """Where files are until they are whole."""
+        """The folder of incomplete downloads."""
         return self._folder / _DOWNLOADS
 
     @classmethod
     async def started(cls, executable: str) -> Chromium:
-        """Start it.
+        """Start Chromium.
 
         Raises:
-            ChromiumFailed: it did not come up.
+            ChromiumFailed: Chromium did not start.
         """
         folder = _new_folder()
         try:
@@ -86,7 +85,7 @@ class Chromium:
                     folder / "profile",
                     executable_path=executable,
                     headless=True,
-                    chromium_sandbox=False,  # the workspace's sandbox does not allow another one inside it
+                    chromium_sandbox=False,  # the workspace's sandbox does not allow a nested one
                     args=FLAGS,
                     proxy=proxy_of(getproxies()),
                     viewport={"width": width, "height": height},
@@ -103,7 +102,7 @@ class Chromium:
         return cls(playwright, context, folder)
 
     async def answers(self) -> bool:
-        """Say whether it is there; nothing else tells when the program that drives it has died."""
+        """Return whether Chromium responds; the death of its driver is not visible in another way."""
         try:
             async with asyncio.timeout(ANSWER_LIMIT_SECONDS):
                 await self.context.cookies("http://localhost")
@@ -112,18 +111,18 @@ class Chromium:
         return True
 
     async def end(self) -> None:
-        """Kill it, whatever state it is in. Idempotent."""
+        """Kill Chromium, whatever state it is in. Idempotent."""
         _end_all(self._folder)
-        with suppress(Exception):  # its driver is dead; this only lets go of what is left of the connection
+        with suppress(Exception):  # the driver is dead; this only releases the rest of the connection
             async with asyncio.timeout(1.0):
                 await self._playwright.stop()
 
 
 def proxy_of(proxies: dict[str, str]) -> ProxySettings | None:
-    """Return the proxy that an environment names; None for none.
+    """Return the proxy of an environment; None if there is none.
 
     Args:
-        proxies: As `urllib.request.getproxies` returns them: by scheme, and under `no` what is asked directly.
+        proxies: As returned by `urllib.request.getproxies`: by scheme, and exceptions under `no`.
     """
     address = proxies.get("https") or proxies.get("http") or proxies.get("all")
     if not address:
@@ -140,7 +139,7 @@ def proxy_of(proxies: dict[str, str]) -> ProxySettings | None:
 
 
 def has_network() -> bool:
-    """Say whether there is a way out of this machine: an interface besides the loopback, or a proxy."""
+    """Return whether the sandbox has network access: an interface besides the loopback, or a proxy."""
     try:
         lines = Path("/proc/net/dev").read_text().splitlines()[2:]
     except OSError:
@@ -149,14 +148,14 @@ def has_network() -> bool:
 
 
 def _new_folder() -> Path:
-    """Return a folder with a new profile; those of browsers that were killed are removed."""
+    """Return a folder with a new profile; remove the folders of killed browsers."""
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError), (left / _LOCK).open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by the process that uses it
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a running browser holds the lock of its folder
             shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     descriptor = os.open(folder / _LOCK, os.O_WRONLY | os.O_CREAT, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)  # until this program ends
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # held until this program ends
     default = folder / "profile" / "Default"
     default.mkdir(parents=True)
     (default / "Preferences").write_text(json.dumps(PREFERENCES))

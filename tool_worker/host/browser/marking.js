@@ -1,7 +1,7 @@
-// Gives every element of a frame an id (the attribute `bid`) and says which of them can be seen, and where.
+// Assigns an id (the attribute `bid`) to every element of a frame and returns the visible elements with their positions.
 //
-// Runs in each frame before each observation. An element keeps its id as long as it lives. Ids of a frame's elements
-// are `prefix` and a number; a frame within it is `prefix` and a letter: its own elements' prefix.
+// Runs in each frame before each observation. An element keeps its id for its lifetime. The id of an element is `prefix`
+// and a number; the id of a nested frame is `prefix` and a letter, and is also the prefix of its elements.
 (prefix) => {
   const LETTERS = "abcdefghijklmnopqrstuvwxyz";
   const INTERACTIVE = new Set(["BUTTON", "INPUT", "SELECT", "TEXTAREA", "OPTION", "SUMMARY", "LABEL", "VIDEO", "AUDIO"]);
@@ -27,7 +27,7 @@
     if (bid !== null && own.test(bid) && /\d$/.test(bid)) last = Math.max(last, Number(bid.slice(prefix.length)));
   }
   const letters = (index) => {
-    // Capitals come first and one small letter last, so that the prefixes of two frames never run into one another.
+    // Upper-case letters first and one lower-case letter last: no prefix of a frame is the start of another one.
     let text = LETTERS[index % 26];
     for (let rest = Math.floor(index / 26); rest > 0; rest = Math.floor((rest - 1) / 26)) {
       text = LETTERS[(rest - 1) % 26].toUpperCase() + text;
@@ -37,7 +37,7 @@
   for (const element of elements) {
     const bid = element.getAttribute("bid");
     const fits = bid !== null && own.test(bid) && isFrame(element) !== /\d$/.test(bid);
-    if (fits && !taken.has(bid)) taken.add(bid);  // a copy of an element has its bid too: the first one keeps it
+    if (fits && !taken.has(bid)) taken.add(bid);  // a cloned element has the same bid; the first one keeps it
     else element.removeAttribute("bid");
   }
   let frames = 0;

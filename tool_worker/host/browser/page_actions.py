@@ -1,7 +1,7 @@
-"""Carrying out actions in the tabs of a browser; one method for each action of `action_strings.ACTIONS`.
+"""Performs actions in the tabs of a browser; one method for each action of `action_strings.ACTIONS`.
 
-Holds: an action that cannot be carried out raises `ActionFailed` with a text for the model, within its time; what a
-person could not do is not done either: an element that is hidden or covered takes no click.
+Holds: a failed action raises `ActionFailed` with a text for the model, within its time limit. Actions are limited to
+those a user could perform: a hidden or covered element cannot be clicked.
 """
 
 from __future__ import annotations
@@ -30,29 +30,35 @@ NO_NETWORK = (
 )
 REFUSED = "The proxy through which the workspace reaches the network does not let it reach this host."
 UNREACHABLE = (
-    *("ERR_NAME_NOT_RESOLVED", "ERR_INTERNET_DISCONNECTED", "ERR_ADDRESS_UNREACHABLE", "ERR_NETWORK_ACCESS_DENIED"),
-    *("ERR_NAME_RESOLUTION_FAILED", "ERR_NETWORK_CHANGED", "ERR_CONNECTION_TIMED_OUT", "ERR_NETWORK_IO_SUSPENDED"),
+    "ERR_NAME_NOT_RESOLVED",
+    "ERR_INTERNET_DISCONNECTED",
+    "ERR_ADDRESS_UNREACHABLE",
+    "ERR_NETWORK_ACCESS_DENIED",
+    "ERR_NAME_RESOLUTION_FAILED",
+    "ERR_NETWORK_CHANGED",
+    "ERR_CONNECTION_TIMED_OUT",
+    "ERR_NETWORK_IO_SUSPENDED",
 )
 TELLING = ("element is ", "intercepts pointer events", "did not find some options", "outside of the viewport")
-"""What lines of the browser's log have in them that tell why an element could not be acted on."""
+"""Log lines with one of these texts give the reason why an action on an element failed."""
 
 _BID = re.compile(r"[A-Za-z]*\d{0,9}")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class ActionFailed(Exception):
-    """The action was not carried out; the text is for the model."""
+    """The action failed; the text is for the model."""
 
 
 class PageActions:
-    """Acts in tabs.
+    """Performs actions in tabs.
 
     Args:
-        frames: of the active tab's page when it was last looked at, see `PageView`.
-        folder: where relative paths of files begin.
+        frames: The frames of the active tab at the latest view, see `PageView`.
+        folder: The base of relative file paths.
 
     Attributes:
-        is_download: whether an address turned out to be a file to be kept.
+        is_download: Whether an opened address turned out to be a download.
     """
 
     def __init__(self, tabs: Tabs, frames: Mapping[str, Frame], folder: Path) -> None:
@@ -62,10 +68,10 @@ class PageActions:
         self.is_download = False
 
     async def carry_out(self, call: Call) -> None:
-        """Carry out one action.
+        """Perform one action.
 
         Raises:
-            ActionFailed: it could not be.
+            ActionFailed: the action failed.
         """
         try:
             await getattr(self, call.name)(**call.arguments)
@@ -77,7 +83,7 @@ class PageActions:
         await asyncio.sleep(max(wait_ms, 0) / 1000)
 
     async def goto(self, url: str) -> None:
-        """Open an address, or download what it leads to."""
+        """Open an address, or download its file."""
         url = url.strip()
         scheme = urlsplit(url).scheme.lower() if url != BLANK else "http"
         if scheme not in SCHEMES:
@@ -99,29 +105,29 @@ class PageActions:
         await self._tabs.active.go_forward(wait_until="domcontentloaded", timeout=NAVIGATION_LIMIT_SECONDS * 1000)
 
     async def scroll(self, delta_x: float, delta_y: float) -> None:
-        """Turn the mouse's wheel."""
+        """Turn the mouse wheel."""
         await self._tabs.active.mouse.wheel(delta_x, delta_y)
 
     async def fill(self, bid: str, value: str) -> None:
-        """Put a text into a field, in place of what is there."""
+        """Replace the text of a field."""
         await (await self._element(bid)).fill(value, timeout=_LIMIT)
 
     async def select_option(self, bid: str, options: list[str]) -> None:
-        """Choose in a list, by value or by what is shown."""
+        """Select options of a list, by value or by label."""
         await (await self._element(bid)).select_option(options, timeout=_LIMIT, no_wait_after=True)
 
     async def click(self, bid: str, button: Any, modifiers: Sequence[Any]) -> None:
-        """Click."""
+        """Click an element."""
         element = await self._element(bid)
-        # The page that it may lead to takes its own time, see `Tabs.settled`.
+        # Do not wait for a page that the click opens; `Tabs.settled` does.
         await element.click(button=button, modifiers=list(modifiers), timeout=_LIMIT, no_wait_after=True)
 
     async def dblclick(self, bid: str, button: Any, modifiers: Sequence[Any]) -> None:
-        """Click twice."""
+        """Double-click an element."""
         await (await self._element(bid)).dblclick(button=button, modifiers=list(modifiers), timeout=_LIMIT)
 
     async def hover(self, bid: str) -> None:
-        """Move the mouse there."""
+        """Move the mouse over an element."""
         await (await self._element(bid)).hover(timeout=_LIMIT)
 
     async def press(self, bid: str, key_comb: str) -> None:
@@ -129,7 +135,7 @@ class PageActions:
         await (await self._element(bid)).press(key_comb, timeout=_LIMIT, no_wait_after=True)
 
     async def focus(self, bid: str) -> None:
-        """Give it the focus."""
+        """Focus an element."""
         await (await self._element(bid)).focus(timeout=_LIMIT)
 
     async def clear(self, bid: str) -> None:
@@ -138,7 +144,8 @@ class PageActions:
 
     async def drag_and_drop(self, from_bid: str, to_bid: str) -> None:
         """Drag one element onto another."""
-        start, end = await self._element(from_bid), await self._element(to_bid)
+        start = await self._element(from_bid)
+        end = await self._element(to_bid)
         mouse = self._tabs.active.mouse
         await start.hover(timeout=_LIMIT)
         await mouse.down()
@@ -148,7 +155,7 @@ class PageActions:
             await mouse.up()
 
     async def upload_file(self, bid: str, file: list[str]) -> None:
-        """Give files of the workspace to a field, or to what asks for files when it is clicked."""
+        """Attach files of the workspace to a file field, or to an element that opens a file chooser when clicked."""
         paths = [self._folder / name for name in file]
         for name, path in zip(file, paths, strict=True):
             if not path.is_file():
@@ -162,37 +169,38 @@ class PageActions:
         await (await asked.value).set_files(paths, timeout=_LIMIT)
 
     async def new_tab(self) -> None:
-        """Open a tab."""
+        """Open a new tab."""
         await self._tabs.open()
 
     async def tab_close(self) -> None:
-        """Close the tab."""
+        """Close the active tab."""
         await self._tabs.close(self._tabs.active)
 
     async def tab_focus(self, index: float) -> None:
-        """Act in another tab."""
+        """Activate another tab."""
         count = len(self._tabs.urls)
         if index not in range(count):
             raise ActionFailed(f"There is no tab {index:g}: they are numbered from 0 to {count - 1}.")
         await self._tabs.choose(int(index))
 
     async def console(self) -> None:
-        """Show what pages wrote for developers."""
+        """Show all messages of the console."""
         self._tabs.log.want_all()
 
     async def answer_dialogs(self, accept: bool, text: str) -> None:
-        """Say how questions of pages are answered from now on."""
-        self._tabs.accepts_dialogs, self._tabs.dialog_text = accept, text
+        """Set how dialogs are answered from now on."""
+        self._tabs.accepts_dialogs = accept
+        self._tabs.dialog_text = text
 
     async def send_msg_to_user(self, text: str) -> None:
-        """Do nothing: the message is the action's own, see `BrowseInteractiveAction`."""
+        """Do nothing: the message is part of the action, see `BrowseInteractiveAction`."""
 
     async def report_infeasible(self, reason: str) -> None:
         """Do nothing; see `send_msg_to_user`."""
 
     async def _element(self, bid: str) -> Locator:
         prefix = bid.rstrip("0123456789")
-        if bid == prefix:  # an element that shows a frame: it has one more letter after the prefix
+        if bid == prefix:  # a frame element: its bid is the prefix and one more letter
             prefix = re.sub(r"[A-Z]*[a-z]$", "", bid)
         frame = self._frames.get(prefix) if bid and _BID.fullmatch(bid) else None
         if frame is not None:
@@ -204,7 +212,7 @@ class PageActions:
         )
 
     async def _is_download(self, error: str) -> bool:
-        """Say whether an address could not be shown because it is a file to be kept."""
+        """Return whether an address failed to open because it is a download."""
         if "Download is starting" not in error and "ERR_ABORTED" not in error:
             return False
         return await self._tabs.wait_for_download(DOWNLOAD_START_SECONDS)
@@ -214,7 +222,7 @@ _LIMIT = ELEMENT_LIMIT_SECONDS * 1000
 
 
 def _told(error: str) -> str:
-    """Return an error of the browser in words for the model: what happened, and of its log what says why."""
+    """Return a browser error for the model: its first line, and the lines of its log that give reasons."""
     head, _, log = _ESCAPES.sub("", error).partition("\n")
     head = re.sub(r"^(Page|Locator|Mouse|Keyboard|Frame)\.\w+: (Error: )?", "", head)
     lines = [line.strip(" -") for line in log.splitlines()]

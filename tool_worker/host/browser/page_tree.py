@@ -1,7 +1,9 @@
-"""The accessibility tree of a page as text, one line for each node: `[12] button 'Send', clickable`.
+"""The text about a page that a model reads (OpenHands 10.6: url, focused element, error or success, tree).
 
-Holds: a function of values; as deep, long or odd as a page may be, its text is bounded.
-Differs: the text is made in the browser's session and the tree itself not kept, because the log needs it once.
+The accessibility tree has one line for each node: `[12] button 'Send', clickable`.
+
+Holds: pure functions; the text is bounded, however deep, long or odd the page is.
+Differs: the text is rendered in the browser's session and the tree itself is not stored; the log needs it only once.
 """
 
 from __future__ import annotations
@@ -15,11 +17,22 @@ MAX_DEPTH_SHOWN = 40
 MAX_URL_CHARS = 200
 CUT = "[The rest of the page is left out: it is too long.]"
 
-# What BrowserGym leaves out of a tree.
+DONE = "[Action executed successfully.]"
+TREE_HEAD = (
+    "Accessibility tree of the whole page. A line begins with the [bid] of its element: actions name elements by it.\n"
+    "============== BEGIN accessibility tree =============="
+)
+TREE_FOOT = "============== END accessibility tree =============="
+TEXT_HEAD = "============== BEGIN webpage content =============="
+TEXT_FOOT = "============== END webpage content =============="
+ERROR_HEAD = "================ BEGIN error message ===============\nThe last action failed:"
+ERROR_FOOT = "================ END error message ==============="
+
+# BrowserGym leaves these out of a tree.
 SKIPPED_ROLES = frozenset({"LineBreak", "InlineTextBox", "none", "presentation"})
 SKIPPED_PROPERTIES = frozenset(
     {"editable", "readonly", "level", "settable", "multiline", "invalid", "focusable"}
-    # of Chromium's newer versions, and of no use to who reads the page
+    # of newer Chromium versions, and useless to a reader of the page
     | {"labelledby", "describedby", "owns", "controls", "flowto", "details", "activedescendant", "errormessage"}
     | {"actions", "live", "relevant", "busy", "root", "hiddenRoot"}
 )
@@ -33,9 +46,9 @@ class FrameTree:
     """The tree of one frame.
 
     Attributes:
-        nodes: as the browser tells them.
-        bids: of its elements, by the browser's number of them.
-        frames: those within it, by the number of the element that shows each.
+        nodes: The nodes in the browser's form.
+        bids: The bids of its elements, by backend node id.
+        frames: The frames inside it, by the backend node id of the element that shows each.
     """
 
     nodes: Sequence[Node]
@@ -45,10 +58,10 @@ class FrameTree:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A node that is still to be written.
+    """A node that is still to be rendered.
 
     Attributes:
-        above: what the nodes around it say already.
+        above: The name of the nearest rendered ancestor.
     """
 
     node: Node
@@ -57,11 +70,51 @@ class _Place:
     above: str
 
 
+def page_text(
+    *,
+    url: str,
+    focused_bid: str,
+    tabs: Sequence[str],
+    active: int,
+    error: str,
+    notes: Sequence[str],
+    tree: str,
+    console: Sequence[str] = (),
+) -> str:
+    """Return the text after actions.
+
+    Args:
+        tabs: The addresses of all tabs, in order.
+        active: The index of the active tab.
+        error: The error text; empty if there was no error.
+        notes: Other news, one line each.
+        tree: Empty if the page could not be viewed.
+        console: Developer messages, one line each.
+    """
+    lines = [f"[Current URL: {url}]", f"[Focused element bid: {focused_bid}]"]
+    if len(tabs) > 1:
+        lines.append("[Tabs:]")
+        lines += [f"  {number}: {tab}{' (active)' if number == active else ''}" for number, tab in enumerate(tabs)]
+    lines += [*(f"[{note}]" for note in notes), *console]
+    lines += ["", *([ERROR_HEAD, error, ERROR_FOOT] if error else [DONE])]
+    if tree:
+        lines += [TREE_HEAD, tree, TREE_FOOT]
+    return "\n".join(lines)
+
+
+def reading_text(*, url: str, error: str, notes: Sequence[str], text: str, console: Sequence[str] = ()) -> str:
+    """Return the text after a page was opened for reading."""
+    lines = [f"[Current URL: {url}]", *(f"[{note}]" for note in notes), *console]
+    if error:
+        lines += [ERROR_HEAD, error, ERROR_FOOT]
+    return "\n".join([*lines, TEXT_HEAD, text, TEXT_FOOT])
+
+
 def tree_text(tree: FrameTree, clickable: frozenset[str] = frozenset()) -> str:
     """Return a page as text.
 
     Args:
-        clickable: Elements that take a click, by bid.
+        clickable: The bids of clickable elements.
     """
     lines: list[str] = []
     length = 0
@@ -83,7 +136,7 @@ def tree_text(tree: FrameTree, clickable: frozenset[str] = frozenset()) -> str:
         if id(place.tree) not in by_id:
             by_id[id(place.tree)] = {str(node.get("nodeId")): node for node in place.tree.nodes}
         index = by_id[id(place.tree)]
-        # Each node is written once, whatever a tree that is not one says.
+        # Each node is rendered once, even if the data is not a proper tree.
         children = [index.pop(child, None) for child in place.node.get("childIds", ())]
         waiting += [_Place(child, place.tree, depth, above) for child in reversed(children) if child is not None]
     return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""What a page looks like now: its tree with an id at every element, a picture, and where things are in it.
+"""A view of a page: its tree with an id at every element, a screenshot, and the positions of elements in it.
 
-Holds: looking takes a bounded time, also at a page that does not answer; a frame that does not answer is left out.
-Does not: keep anything from one look to the next; an element's id lives in the page, see `marking.js`.
+Holds: viewing takes a bounded time, even if the page does not respond; frames that do not respond are left out.
+Does not: keep anything between two views; element ids live in the page, see `marking.js`.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ MAX_FRAMES = 50
 MAX_MARKS = 500
 MAX_TEXT_CHARS = 500_000
 MAX_TREE_ELEMENTS = 10_000
-"""Of a larger page no tree is asked for: Chromium would take longer than a look may, and nobody is shown all of it."""
+"""Larger pages get no tree: Chromium would exceed the time limit, and the tree would be cut anyway."""
 
 WORDS_ONLY = "[The page is too large to be shown as a tree: these are its words.]\n"
 
 
 class PageSilent(Exception):
-    """The page does not answer: its own program keeps it busy."""
+    """The page does not respond: its scripts keep it busy."""
 
 
 @dataclass(slots=True)
 class PageView:
-    """One look at a page.
+    """One view of a page.
 
     Attributes:
-        frames: by the prefix of their elements' bids; the page itself under the empty one.
-        png: of the part that can be seen; empty if there is none.
+        frames: The frames by the prefix of their elements' bids; the page itself has the empty prefix.
+        png: A screenshot of the visible part; empty if there is none.
     """
 
     url: str = ""
@@ -55,7 +55,7 @@ class PageView:
 
 
 class _Look:
-    """One look, in the making."""
+    """Builds one view of a page."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -64,7 +64,7 @@ class _Look:
         self.elements = 0
 
     async def mark(self, frame: Frame, prefix: str, left: float, top: float) -> None:
-        """Give the elements of a frame, and of those within it, their ids."""
+        """Assign bids to the elements of a frame and of the frames inside it."""
         limit = LOOK_LIMIT_SECONDS if frame is self.page.main_frame else FRAME_LIMIT_SECONDS
         async with asyncio.timeout(limit):
             found = await frame.evaluate(_marking(), prefix)
@@ -80,7 +80,7 @@ class _Look:
         windows = {bid: place for bid, *place in found["windows"]}
         for child in frame.child_frames:
             if len(self.view.frames) < MAX_FRAMES:
-                with suppress(TimeoutError, Error):  # it is gone, or silent
+                with suppress(TimeoutError, Error):  # the frame is gone or does not respond
                     await self._mark_child(child, windows, left, top)
 
     async def _mark_child(self, child: Frame, windows: Mapping[str, list[float]], left: float, top: float) -> None:
@@ -91,12 +91,13 @@ class _Look:
             await self.mark(child, bid, left + x, top + y)
 
     async def tree(self, session: CDPSession) -> FrameTree:
-        """Return the tree of everything that one session of the browser can see."""
+        """Return the tree of everything visible to one CDP session."""
         snapshot = await session.send("DOMSnapshot.captureSnapshot", {"computedStyles": []})
         return await self._document(session, snapshot, 0)
 
     async def _document(self, session: CDPSession, snapshot: Mapping[str, Any], number: int) -> FrameTree:
-        document, strings = snapshot["documents"][number], snapshot["strings"]
+        document = snapshot["documents"][number]
+        strings = snapshot["strings"]
         nodes = document["nodes"]
         numbers = nodes["backendNodeId"]
         bids = {}
@@ -120,14 +121,14 @@ class _Look:
         return FrameTree(told["nodes"], bids, frames)
 
     async def _elsewhere(self, frame: Frame) -> FrameTree:
-        """Return the tree of a frame that another process of the browser shows."""
+        """Return the tree of a frame that another browser process renders."""
         async with asyncio.timeout(FRAME_LIMIT_SECONDS), session_of(self.page.context, frame) as session:
             return await self.tree(session)
 
 
 @asynccontextmanager
 async def session_of(context: BrowserContext, target: Page | Frame) -> AsyncIterator[CDPSession]:
-    """Yield a session of the browser's protocol, and give it up afterwards: the browser keeps it as long as the tab."""
+    """Yield a CDP session and detach it afterwards; the browser would keep it until the tab closes."""
     session = await context.new_cdp_session(target)
     try:
         yield session
@@ -138,11 +139,11 @@ async def session_of(context: BrowserContext, target: Page | Frame) -> AsyncIter
 
 
 async def look(page: Page) -> PageView:
-    """Look at a page.
+    """Return a view of a page.
 
     Raises:
-        PageSilent: it does not answer.
-        playwright.async_api.Error: it went away meanwhile.
+        PageSilent: the page does not respond.
+        playwright.async_api.Error: the page was closed or left meanwhile.
     """
     looking = _Look(page)
     try:
@@ -161,10 +162,10 @@ async def look(page: Page) -> PageView:
 
 
 async def read_text(page: Page) -> str:
-    """Return the words of a page.
+    """Return the text of a page.
 
     Raises:
-        PageSilent: it does not answer.
+        PageSilent: the page does not respond.
     """
     try:
         async with asyncio.timeout(LOOK_LIMIT_SECONDS):

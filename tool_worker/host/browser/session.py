@@ -1,8 +1,8 @@
-"""The session program of the browser: actions in, what the page shows out; see `tool_worker.host.session_program`.
+"""The session program of the browser: runs actions and returns a view of the page; see `session_program`.
 
-Holds: every call is answered, whatever happens to the page or to Chromium: a page that does not answer loses its tab,
-a Chromium that died is replaced by a new one, and the model learns about it; a cancelled call is answered at
-once. When nobody has called for a while, the program ends and takes Chromium along.
+Holds: every call is answered, whatever happens to the page or to Chromium. The tab of a page that does not respond is
+closed, a dead Chromium is replaced, and the model is notified of both. A cancelled call is answered at once. After
+`IDLE_SECONDS` without a call, the program ends together with Chromium.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from playwright.async_api import Error
 from tool_worker.host.browser.action_strings import ActionStringError, Call, read_actions
 from tool_worker.host.browser.chromium import Chromium, ChromiumFailed
 from tool_worker.host.browser.page_actions import ActionFailed, PageActions
-from tool_worker.host.browser.page_text import page_text, reading_text
+from tool_worker.host.browser.page_tree import page_text, reading_text
 from tool_worker.host.browser.page_view import PageSilent, PageView, look, read_text
 from tool_worker.host.browser.set_of_marks import pictures
 from tool_worker.host.browser.tabs import Tabs, shortened
@@ -47,9 +47,9 @@ class BrowserSession:
     """The browser of a conversation, started by its first call.
 
     Args:
-        executable: Chromium's.
-        folder: of the workspace; downloads go there.
-        idle_seconds: after how long without a call the program ends.
+        executable: The path of Chromium.
+        folder: The workspace; downloads are saved there.
+        idle_seconds: Time without a call after which the program ends.
     """
 
     def __init__(self, executable: str, folder: Path, idle_seconds: float = IDLE_SECONDS) -> None:
@@ -64,7 +64,7 @@ class BrowserSession:
         self._idle: asyncio.TimerHandle | None = None
 
     async def call(self, arguments: dict[str, Any]) -> Result:
-        """Carry out actions, and tell what the page shows then."""
+        """Run actions and return a view of the page."""
         if self._idle is not None:
             self._idle.cancel()
         self._is_cancelled = False
@@ -81,7 +81,7 @@ class BrowserSession:
             self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, _end_program)
 
     async def interrupt(self) -> None:
-        """Stop the call that runs."""
+        """Stop the running call."""
         if self._doing is not None:
             self._is_cancelled = True
             self._doing.cancel()
@@ -91,7 +91,8 @@ class BrowserSession:
         is_reading = arguments.get("form") == "text"
         deadline = asyncio.get_running_loop().time() + seconds
         tabs = await self._ready(seconds)
-        error, is_download = "", False
+        error = ""
+        is_download = False
         try:
             calls = read_actions(str(arguments["actions"]))
             async with asyncio.timeout_at(deadline):
@@ -106,10 +107,12 @@ class BrowserSession:
         return await self._told(tabs, error, deadline, is_reading=is_reading) | {"is_download": is_download}
 
     async def _ready(self, seconds: float) -> Tabs:
-        """Return the tabs of a Chromium that lives."""
+        """Return the tabs of a live Chromium; start one if necessary."""
         if self._chromium is None or self._tabs is None or not await self._chromium.answers():
             is_first = self._chromium is None
-            await self._end()
+            if self._chromium is not None:
+                ended, self._chromium, self._tabs = self._chromium, None, None
+                await ended.end()
             try:
                 async with asyncio.timeout(seconds):
                     self._chromium = await Chromium.started(self._executable)
@@ -122,10 +125,11 @@ class BrowserSession:
         return self._tabs
 
     async def _carry_out(self, tabs: Tabs, calls: list[Call], folder: Path) -> bool:
-        """Carry out actions in order, up to the first that fails; say whether the last only led to a download."""
-        page, is_download = tabs.active, False
+        """Run actions in order until one fails; return whether the last one only started a download."""
+        page = tabs.active
+        is_download = False
         for number, call in enumerate(calls):
-            if tabs.active is not page:  # the bids that follow are those of another page
+            if tabs.active is not page:  # the next bids belong to another page
                 page = tabs.active
                 self._view = await look(page)
             actions = PageActions(tabs, self._view.frames, folder)
@@ -140,7 +144,7 @@ class BrowserSession:
         return is_download
 
     async def _told(self, tabs: Tabs, error: str, deadline: float, *, is_reading: bool) -> Result:
-        """Look at the page and say what is there."""
+        """View the page and return the result of the call."""
         text = ""
         self._view = PageView()
         for attempt in range(LOOKS):
@@ -167,7 +171,7 @@ class BrowserSession:
             except PageSilent:
                 error = f"{error}\n{SILENT}".strip()
                 await tabs.close(page)
-            except Error as failure:  # it was left for another page while it was looked at
+            except Error as failure:  # the page was left for another one during the view
                 if attempt == LOOKS - 1 and not error:
                     error = f"The page cannot be looked at: {str(failure).partition(chr(10))[0]}"
                 await asyncio.sleep(LOOK_AGAIN_SECONDS)
@@ -178,7 +182,9 @@ class BrowserSession:
         view = self._view
         names = [str(path) for path in saved]
         notes += [f"Downloaded to {name}" for name in names]
-        url, urls, active = shortened(view.url or tabs.active.url), tabs.urls, tabs.active_index
+        url = shortened(view.url or tabs.active.url)
+        urls = tabs.urls
+        active = tabs.active_index
         console = tabs.log.taken()
         content = (
             reading_text(url=url, error=error, notes=notes, text=text, console=console)
@@ -215,7 +221,7 @@ class BrowserSession:
         return {"content": content, "url": "", "error": error}
 
     async def _cancelled(self) -> Result:
-        """Answer at once; the page stops loading."""
+        """Stop the page from loading and answer at once."""
         if self._tabs is None:
             return self._without_page(CANCELLED)
         await self._tabs.stop_loading()
@@ -223,14 +229,9 @@ class BrowserSession:
         self._view = PageView()
         return self._result(self._tabs, CANCELLED, "", is_reading=False)
 
-    async def _end(self) -> None:
-        if self._chromium is not None:
-            chromium, self._chromium, self._tabs = self._chromium, None, None
-            await chromium.end()
-
 
 def _end_program() -> None:
-    """End, and Chromium too."""
+    """End this program and Chromium."""
     kill_descendants(os.getpid())
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""Pictures of a page: as it is, and with a frame and the id around each element that takes a click."""
+"""Screenshots of a page: unchanged, and with a frame and the id around each clickable element."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLOURS = ("#c0392b", "#1f618d", "#1e8449", "#7d3c98", "#b9770e", "#0e6655")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where an element is in the picture, in pixels from the upper left corner."""
+    """The position of an element in the screenshot, in pixels from the upper left corner."""
 
     bid: str
     left: int
@@ -27,10 +27,10 @@ class Mark:
 
 
 def pictures(png: bytes, marks: Sequence[Mark]) -> tuple[str, str]:
-    """Return a screenshot and the same with marks, each as a `data:` URL.
+    """Return the screenshot without and with marks, each as a `data:` URL.
 
     Raises:
-        OSError: it is not a picture.
+        OSError: `png` is not a picture.
     """
     with Image.open(io.BytesIO(png)) as opened:
         picture = opened.convert("RGB")
@@ -46,9 +46,11 @@ def _draw(picture: Image.Image, marks: Sequence[Mark]) -> None:
         colour = COLOURS[number % len(COLOURS)]
         canvas.rectangle((mark.left, mark.top, mark.right - 1, mark.bottom - 1), outline=colour, width=2)
         width = canvas.textlength(mark.bid, font=font)
-        # Above the element, so that it covers none of its words; inside only at the picture's upper edge.
+        # Draw the label above the element, so that it hides none of its text; inside only at the upper edge of the
+        # picture.
         top = max(mark.top - FONT_PIXELS - 2 * MARGIN_PIXELS, 0)
-        right, bottom = mark.left + width + 2 * MARGIN_PIXELS, top + FONT_PIXELS + 2 * MARGIN_PIXELS
+        right = mark.left + width + 2 * MARGIN_PIXELS
+        bottom = top + FONT_PIXELS + 2 * MARGIN_PIXELS
         canvas.rectangle((mark.left, top, right, bottom), fill=colour)
         canvas.text((mark.left + MARGIN_PIXELS, top + MARGIN_PIXELS - 1), mark.bid, fill="white", font=font)
 

@@ -1,7 +1,7 @@
-"""The tabs of a browser, and what happens in them by itself: dialogs, downloads, new windows, crashes.
+"""The tabs of a browser, and the events that pages cause: dialogs, downloads, messages, new windows, crashes.
 
-Holds: there is always an active tab; no dialog waits for an answer; a download that ends well is a file in the
-workspace, under a name that nothing there had before.
+Holds: there is always an active tab; every dialog is answered at once; a successful download becomes a new file in the
+workspace and overwrites none; the log of messages is bounded.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from playwright.async_api import BrowserContext, Dialog, Download, Error, Page, Request, Response
-
-from tool_worker.host.browser.page_log import FAILED_STATUS, PageLog
 
 MAX_TABS = 20
 MAX_NOTES = 50
@@ -28,21 +27,85 @@ SETTLE_SECONDS = 0.2
 STOP_LIMIT_SECONDS = 0.5
 MEASURE_SECONDS = 0.2
 MAX_ARRIVING_BYTES = 256 << 20
-"""Of all downloads that are under way at a time."""
+"""Bound of all downloads in flight together."""
 BLANK = "about:blank"
 TOO_SLOW = "it did not end in time"
 TOO_LARGE = f"it has more than {MAX_ARRIVING_BYTES >> 20} MiB"
 BY_SHELL = "What takes longer, or is larger, is downloaded by a program in the shell's background, such as curl."
 
+MAX_KEPT_MESSAGES = 100
+MAX_NEWS = 10
+MAX_MESSAGE_CHARS = 300
+FAILED_STATUS = 400
+
+_REPEATED = "Failed to load resource"
+"""The start of Chromium's own message about a failed request, which `add_failure` reports with its address."""
+_EXPECTED_FAILURES = ("net::ERR_ABORTED", "net::ERR_BLOCKED_BY_CLIENT")
+"""Errors of requests that also occur when a page is left or a file is downloaded."""
 _UNFIT = re.compile(r"[\x00-\x1f\x7f/\\]+")
+
+
+class PageLog:
+    """The developer messages of all tabs, in order: console messages, script errors, failed requests.
+
+    Errors and failed requests are reported once; the last `MAX_KEPT_MESSAGES` messages of all kinds are kept.
+    """
+
+    def __init__(self) -> None:
+        self._kept: deque[str] = deque(maxlen=MAX_KEPT_MESSAGES)
+        self._dropped = 0
+        self._news: list[str] = []
+        self._news_count = 0
+        self._is_wanted = False
+
+    def add_message(self, kind: str, text: str) -> None:
+        """Add a console message."""
+        if not text.startswith(_REPEATED):
+            self._add(f"{kind}: {text[:MAX_MESSAGE_CHARS]}", is_news=kind == "error")
+
+    def add_error(self, text: str) -> None:
+        """Add an uncaught script error."""
+        self._add(f"uncaught: {text[:MAX_MESSAGE_CHARS]}", is_news=True)
+
+    def add_failure(self, method: str, url: str, why: str) -> None:
+        """Add a request that failed or got an error status."""
+        if why not in _EXPECTED_FAILURES:
+            self._add(f"{method} {url[:MAX_MESSAGE_CHARS]} failed: {why[:MAX_MESSAGE_CHARS]}", is_news=True)
+
+    def want_all(self) -> None:
+        """Include all messages in the next result."""
+        self._is_wanted = True
+
+    def taken(self) -> list[str]:
+        """Return lines for the model, with a head: the new messages, or all of them if requested."""
+        if self._is_wanted:
+            left_out = f"  ({self._dropped} older ones are gone)"
+            lines = [*([left_out] if self._dropped else []), *(f"  {text}" for text in self._kept)] or ["  (nothing)"]
+        else:
+            lines = [f"  {text}" for text in self._news]
+            if self._news_count > len(self._news):
+                lines.append(f"  ({self._news_count - len(self._news)} more; console() shows them)")
+        self._news = []
+        self._news_count = 0
+        self._is_wanted = False
+        return ["[Console:]", *lines] if lines else []
+
+    def _add(self, text: str, *, is_news: bool) -> None:
+        text = " ".join(text.split())
+        self._dropped += len(self._kept) == MAX_KEPT_MESSAGES
+        self._kept.append(text)
+        if is_news:
+            self._news_count += 1
+            if len(self._news) < MAX_NEWS:
+                self._news.append(text)
 
 
 class Tabs:
     """The tabs of one browser.
 
     Args:
-        folder: where downloads go.
-        arriving: where the browser keeps them until they are whole.
+        folder: The folder of finished downloads.
+        arriving: The browser's folder of incomplete downloads.
     """
 
     def __init__(self, context: BrowserContext, folder: Path, arriving: Path) -> None:
@@ -72,33 +135,33 @@ class Tabs:
 
     @property
     def active_index(self) -> int:
-        """Which of them is acted in."""
+        """The index of the active tab; -1 if it is closed."""
         pages = self._context.pages
         return pages.index(self.active) if self.active in pages else -1
 
     @property
     def is_crashed(self) -> bool:
-        """Whether the program of the active tab has died."""
+        """Whether the active tab has crashed."""
         return self.active in self._crashed
 
     def note(self, text: str) -> None:
-        """Keep a note for the next answer."""
+        """Add a note to the next result."""
         if len(self._notes) < MAX_NOTES:
             self._notes.append(text)
 
     def taken(self) -> tuple[list[str], list[Path]]:
-        """Return what was noted and which files were downloaded since the last time."""
+        """Return and clear the notes and the downloaded files since the last call."""
         notes, self._notes = self._notes, []
         saved, self._saved = self._saved, []
         self._download_begun.clear()
         return notes, saved
 
     async def open(self) -> None:
-        """Open a tab and act in it."""
+        """Open a tab and activate it."""
         self.active = await self._context.new_page()
 
     async def close(self, page: Page) -> None:
-        """Close a tab, and act in the one before it; there is always one."""
+        """Close a tab and activate the one before it; the last tab is replaced by a new one."""
         pages = self._context.pages
         index = pages.index(page) if page in pages else 0
         if len(pages) <= 1:
@@ -111,7 +174,7 @@ class Tabs:
             self.active = left[min(max(index - 1, 0), len(left) - 1)]
 
     async def choose(self, index: int) -> None:
-        """Act in another tab.
+        """Activate another tab.
 
         Raises:
             LookupError: there is no such tab.
@@ -120,18 +183,18 @@ class Tabs:
         await self.active.bring_to_front()
 
     async def wait_for_download(self, limit_seconds: float) -> bool:
-        """Say whether a download begins by then, or has begun since the last `taken`."""
+        """Return whether a download has started since the last result, or starts within the limit."""
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_seconds):
                 await self._download_begun.wait()
         return self._download_begun.is_set()
 
     async def settled(self, limit_seconds: float) -> bool:
-        """Wait until the page that the active tab is about to show is there; say whether it came in time.
+        """Wait until the active tab has loaded its new page; return whether it loaded in time.
 
-        Until then the browser answers no question about the tab.
+        Before that, the browser answers no request about the tab.
         """
-        await asyncio.sleep(SETTLE_SECONDS)  # for what was set off to begin
+        await asyncio.sleep(SETTLE_SECONDS)  # time for the action's consequences to start
         try:
             async with asyncio.timeout(limit_seconds):
                 while self.active in self._loading:
@@ -144,23 +207,23 @@ class Tabs:
         return True
 
     async def stop_loading(self) -> None:
-        """Give up what the active tab is about to show."""
+        """Stop loading in the active tab."""
         self._loading.pop(self.active, None)
-        with suppress(TimeoutError, Error):  # a page that is busy does not stop either
+        with suppress(TimeoutError, Error):  # a busy page does not respond to this either
             async with asyncio.timeout(STOP_LIMIT_SECONDS):
                 session = await self._context.new_cdp_session(self.active)
                 await session.send("Page.stopLoading")
                 await session.detach()
 
     async def settle_downloads(self) -> None:
-        """Wait until what is being downloaded is there; what has become too large is given up."""
+        """Wait for all downloads; cancel them if they become too large."""
         while self._downloads:
             await asyncio.wait(self._downloads, timeout=MEASURE_SECONDS)
             if self._under_way and await asyncio.to_thread(_size_of, self._arriving) > MAX_ARRIVING_BYTES:
                 await self.give_up_downloads(TOO_LARGE)
 
     async def give_up_downloads(self, reason: str = TOO_SLOW) -> None:
-        """End what is still being downloaded: one that never ends would hold up every action after this one."""
+        """Cancel unfinished downloads: one that never ends would block all later actions."""
         for download in list(self._under_way):
             self.note(f"The download of {shortened(download.url)} was given up: {reason}. {BY_SHELL}")
             with suppress(TimeoutError, Error):
@@ -190,7 +253,7 @@ class Tabs:
         page.on("pageerror", lambda error: self.log.add_error(str(error)))
 
     def _note_request(self, request: Request) -> None:
-        with suppress(Error):  # it is none of a page, or its page is gone
+        with suppress(Error):  # the request belongs to no page, or its page is gone
             page = request.frame.page
             if request.is_navigation_request() and request.frame is page.main_frame:
                 self._loading[page] = request
@@ -248,7 +311,7 @@ class Tabs:
             source = await download.path()
             target = await asyncio.to_thread(_moved, Path(source), self._folder, download.suggested_filename)
         except (OSError, Error) as error:
-            if download in self._under_way:  # or it was given up, of which there is a note
+            if download in self._under_way:  # otherwise it was cancelled and a note says so
                 reason = str(error).partition("\n")[0][:MAX_SHOWN_CHARS]
                 self.note(f"The download of {shortened(download.url)} failed: {reason}")
             return
@@ -258,17 +321,21 @@ class Tabs:
 
 
 def shortened(url: str) -> str:
-    """Return an address as it is shown: one may have a megabyte."""
+    """Return an address, truncated for display; addresses can have megabytes."""
     return url if len(url) <= MAX_URL_CHARS else f"{url[:MAX_URL_CHARS]}… ({len(url)} characters)"
 
 
 def _moved(source: Path, folder: Path, suggested: str) -> Path:
-    """Copy a downloaded file into the workspace, over nothing that is there."""
+    """Copy a downloaded file into the workspace under a name that does not exist there."""
     name = _UNFIT.sub("_", suggested).strip(". ")[-150:] or "download"
     stem, dot, ending = name.rpartition(".")
     for number in range(1, 10_000):
-        shown = name if number == 1 else f"{stem}-{number}.{ending}" if dot and stem else f"{name}-{number}"
-        target = folder / shown
+        if number == 1:
+            target = folder / name
+        elif dot and stem:
+            target = folder / f"{stem}-{number}.{ending}"
+        else:
+            target = folder / f"{name}-{number}"
         try:
             descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
         except FileExistsError:
@@ -281,7 +348,7 @@ def _moved(source: Path, folder: Path, suggested: str) -> Path:
 
 
 def _size_of(folder: Path) -> int:
-    """Return the bytes of the files in a folder; those that go meanwhile are not counted."""
+    """Return the total size of the files in a folder; files that disappear meanwhile are not counted."""
     size = 0
     with suppress(FileNotFoundError):
         for file in folder.iterdir():

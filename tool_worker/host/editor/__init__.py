@@ -1,4 +1,4 @@
-"""File editing inside the workspace host: what the tools `edit`, `read` and `write` do. Standard library only.
+"""File editing inside the workspace host: the tools `edit`, `patch`, `read` and `write`. Standard library only.
 
 Start with: file_editor.
 """

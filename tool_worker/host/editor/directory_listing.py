@@ -1,7 +1,7 @@
-"""What the `view` command shows of a directory: two levels, hidden entries counted and left out.
+"""The `view` command for directories: two levels; hidden entries are counted and left out.
 
 Holds: the text and the memory are bounded, however large the directories are.
-Does not: promise which part of a directory is shown if it is too large to be shown whole.
+Does not: define which part of a directory is shown if the whole is too large.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _CLIPPED_NOTICE = (
 
 
 def list_directory(path: str, limit_chars: int) -> str:
-    """List a directory and the directories in it, each followed by its entries in the order of their names.
+    """List a directory and its subdirectories, each followed by its entries in the order of their names.
 
-    Symbolic links are followed. A directory inside that cannot be read is shown without its entries.
+    Symbolic links are followed. A subdirectory that cannot be read is shown without its entries.
 
     Args:
         path: Absolute path of the directory.
@@ -50,7 +50,7 @@ def list_directory(path: str, limit_chars: int) -> str:
 
 
 def _list_entry(path: str, limit_chars: int) -> str:
-    """The entry's path on one line, then, if it is a directory, the paths in it."""
+    """Return the path of an entry on one line and, for a directory, the paths in it on the next lines."""
     if not os.path.isdir(path):
         return f"\n{path}"
     directory = path + "/"
@@ -66,7 +66,7 @@ def _list_entry(path: str, limit_chars: int) -> str:
 
 
 def _read_names(directory: str, limit: int) -> tuple[list[str], int]:
-    """Sorted names of at most `limit` visible entries, and how many hidden ones were met on the way."""
+    """Return the sorted names of at most `limit` visible entries, and the number of hidden ones found so far."""
     names = []
     hidden_count = 0
     with os.scandir(directory) as entries:
@@ -75,7 +75,7 @@ def _read_names(directory: str, limit: int) -> tuple[list[str], int]:
                 hidden_count += 1
                 continue
             names.append(entry.name)
-            # Each name takes at least a line break and a character: more of them have no room.
+            # A name takes at least two characters with its line break, so more names could not be shown.
             if len(names) >= limit:
                 break
     return sorted(names), hidden_count

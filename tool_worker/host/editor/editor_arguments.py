@@ -1,6 +1,6 @@
-"""The arguments of the file editor, checked: a model may send anything that JSON can hold.
+"""Validates the arguments of the file editor; a model may send any JSON.
 
-Holds: a text that passes can be written to a file and sent on as UTF-8.
+Holds: a valid text can be written to a file and sent on as UTF-8.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from tool_worker.host.text_files.file_errors import (
 
 
 def optional_text(arguments: dict[str, object], name: str) -> str | None:
-    """Get a text argument; None if it was not given.
+    """Return a text argument; None if it is missing.
 
     Raises:
-        InvalidParameterError: it is not a string, or holds a NUL or a lone surrogate.
+        InvalidParameterError: it is not a string, or contains a NUL or a lone surrogate.
     """
     value = arguments.get(name)
     if value is None:
@@ -39,10 +39,10 @@ def optional_text(arguments: dict[str, object], name: str) -> str | None:
 
 
 def required_text(arguments: dict[str, object], name: str, command: str) -> str:
-    """Get a text argument that the command needs.
+    """Return a text argument that the command needs.
 
     Raises:
-        MissingParameterError: it was not given.
+        MissingParameterError: it is missing.
         InvalidParameterError: as for `optional_text`.
     """
     value = optional_text(arguments, name)
@@ -52,10 +52,10 @@ def required_text(arguments: dict[str, object], name: str, command: str) -> str:
 
 
 def insert_line_number(arguments: dict[str, object], line_count: int) -> int:
-    """Get the number of the line after which to insert; 0 is before the first line.
+    """Return the number of the line after which to insert; 0 is before the first line.
 
     Raises:
-        MissingParameterError: it was not given.
+        MissingParameterError: it is missing.
         EditRefusedError: it is neither an integer nor the decimal digits of one.
         InvalidParameterError: the file has fewer lines.
     """
@@ -76,7 +76,7 @@ def insert_line_number(arguments: dict[str, object], line_count: int) -> int:
 
 
 def line_range(view_range: object, line_count: int) -> tuple[int, int, str]:
-    """Read the lines that are to be viewed.
+    """Parse the range of lines to view.
 
     Args:
         view_range: [first, last], counted from 1; a `last` of -1 is the last line of the file.
@@ -86,7 +86,7 @@ def line_range(view_range: object, line_count: int) -> tuple[int, int, str]:
         First and last line, both within the file, and a note for the model, which may be empty.
 
     Raises:
-        InvalidParameterError: no such lines.
+        InvalidParameterError: the range is not valid for this file.
     """
     if not (isinstance(view_range, list) and len(view_range) == 2 and all(map(_is_integer, view_range))):
         raise InvalidParameterError("view_range", view_range, "It should be a list of two integers.")

@@ -1,13 +1,13 @@
-r"""The tool `str_replace_editor`: view, create and edit text files, and undo the edits.
+"""The tool `str_replace_editor`: view, create and edit text files, and undo the edits.
 
 Rules, limits and wording are those of OpenHands (openhands-aci), on which models were trained.
 
 Holds:
-    - `run` answers every call with a result; whatever the model or the file system does wrong is a text that starts
-      with `ERROR:` and says what to do.
+    - `run` answers every call with a result. Every error of the model or the file system becomes a text that starts
+      with `ERROR:` and names the next step.
     - All texts of a result are valid UTF-8, and `content` is bounded.
 Does not:
-    - Confine paths to the workspace: the sandbox around the workspace host does, for all tools alike.
+    - Confine paths to the workspace; the sandbox around the workspace host does this for all tools.
     - Convert documents.
 """
 
@@ -54,9 +54,9 @@ class FileEditor:
     """Edits files.
 
     Args:
-        workspace: Absolute path of the directory in which a relative path was probably meant.
-        files: Where their earlier versions are kept; None: by the editor alone.
-        seen: What the model has seen of them; None: the editor alone knows.
+        workspace: Absolute path of the workspace, for the hint when a path is relative.
+        files: Keeps earlier versions; None: a store of the editor's own.
+        seen: The contents that the model has seen; None: the editor keeps its own.
         max_output_chars: Bound of the numbered lines, or of the directory list, in one result.
     """
 
@@ -89,15 +89,15 @@ class FileEditor:
 
         Args:
             arguments: `command` (view, create, str_replace, insert, undo_edit) and `path` (absolute); `file_text` for
-                create, with `overwrite` where a file may be there; `old_str` and `new_str` (nothing if left out) for
+                create, and `overwrite` to allow an existing file; `old_str` and `new_str` (empty if omitted) for
                 str_replace, or `edits`, a list of both, and `replace_all`; `insert_line` (an integer or
                 its decimal digits; 0 is before the first line) and `new_str` for insert; `view_range` ([first, last],
                 counted from 1, -1 is the last line) for view. Other keys are ignored.
 
         Returns:
-            `content` (what the model reads), `is_error`, `path`, `prev_exist` (whether something was there before);
-            and after an edit `old_content` (None after create), `new_content` and `diff` (unified; "" if nothing
-            changed), in which every line break is `\n`. These three are None after `view` and after an error.
+            `content` (the text for the model), `is_error`, `path`, `prev_exist` (whether the path existed before); and
+            after an edit `old_content` (None after create), `new_content` and `diff` (unified; "" if nothing changed),
+            in which every line break is `\n`. These three are None after `view` and after an error.
         """
         path = str(arguments.get("path") or "")
         try:
@@ -158,7 +158,8 @@ class FileEditor:
                 )
             return _result(list_directory(path, self._max_output_chars), path)
         if _is_document(path):
-            # Differs: no document is converted to Markdown, because the workspace host has the standard library only.
+            # Differs: documents are not converted to Markdown, because the workspace host has only the standard
+            # library.
             raise EditRefusedError(
                 f"Error in converting file to Markdown: the workspace has no converter. Please use Python code to read "
                 f"{path}"
@@ -224,7 +225,8 @@ class FileEditor:
         self._seen.require_current(path, content)
         line_number = insert_line_number(arguments, len(_split(file.text)) if file.text else 0)
         new_str = with_plain_breaks(required_text(arguments, "new_str", "insert"))
-        # Differs: a last line without a break gets one before a line is added to it, because the two would be glued.
+        # Differs: if the last line has no line break, it gets one before the inserted line, so that the two stay
+        # separate.
         lines = file.text.split("\n", line_number)
         lines.insert(line_number, new_str)
         text = "\n".join(lines)
@@ -241,7 +243,7 @@ class FileEditor:
         )
 
     def _change_cell(self, path: str, arguments: dict[str, object]) -> dict[str, object]:
-        from tool_worker.host.editor.notebook import Notebook  # it brings the whole of `json`
+        from tool_worker.host.editor.notebook import Notebook  # imports the whole of `json`
 
         content, file = self._files.read(path)
         self._seen.require_current(path, content)
@@ -262,9 +264,10 @@ class FileEditor:
         )
 
     def _snippets(self, text: str, spans: list[Span], path: str) -> str:
-        """Number the lines around each place, together where they meet."""
+        """Number the lines around each span; nearby spans share one snippet."""
         places: list[list[int]] = []
-        position = line = 0
+        position = 0
+        line = 0
         for start, end in spans[:SPANS_LIMIT]:
             line += text.count("\n", position, start)
             position, first = start, line + 1
@@ -285,8 +288,8 @@ class FileEditor:
         numbered = []
         length = -1  # the last line is joined without a break
         for number in range(first, last + 1):
-            # Differs: the limit covers the numbers too, because of files with many short lines. Long lines are cut
-            # before they are joined: they may have a thousand times the length of what can be shown.
+            # Differs: the limit includes the line numbers, because of files with many short lines. Lines are cut before
+            # they are joined, because one line may be a thousand times longer than the limit.
             numbered.append(f"{number:6}\t{lines[number - 1][: self._max_output_chars]}")
             length += len(numbered[-1]) + 1
             if length > self._max_output_chars:
@@ -298,7 +301,7 @@ class FileEditor:
 
 
 def _notebook(text: str, path: str) -> Notebook | None:
-    """Return the notebook in a text; None if there is none, and it is shown as it is."""
+    """Return the notebook in a text; None if it is not a notebook and must be shown as text."""
     from tool_worker.host.editor.notebook import Notebook
 
     try:
@@ -308,8 +311,8 @@ def _notebook(text: str, path: str) -> Notebook | None:
 
 
 def _split(text: str) -> list[str]:
-    """The lines of a text without their breaks; an empty text is one empty line."""
-    # Differs: a line break at the end starts no further, empty line, because models take it for one that they can edit.
+    """Return the lines of a text without their breaks; an empty text is one empty line."""
+    # Differs: a final line break does not start another empty line, because models would try to edit that line.
     lines = text.split("\n")
     if len(lines) > 1 and not lines[-1]:
         lines.pop()

@@ -1,12 +1,12 @@
-r"""Files, or ranges of their lines, read and written as events ask for it that name no editor (OpenHands 10.4).
+r"""Reads and writes files or ranges of their lines, for the events of OpenHands 10.4 that name no editor.
 
-A range is [start, end): lines are counted from 0, and an `end` of -1 is the end of the file. What lies beyond the end
-counts as the end; a range without a line is the place before `start`. Line breaks are shown as `\n`.
+A range is [start, end): lines are counted from 0, and an `end` of -1 is the end of the file. Numbers beyond the end
+mean the end; an empty range is the position before `start`. Line breaks are shown as `\n`.
 
-Holds: encoding, line breaks and mode of a file that was there survive; a failed call leaves the file as it was.
-Does not: confine paths to the workspace: the sandbox around the workspace host does, for all tools alike.
-Differs: what is written ends with a line break, but gets no second one, and no text is no line: files come out as they
-were meant. Negative numbers and an end before the start are refused: Python's slices would write lines twice.
+Holds: encoding, line breaks and mode of an existing file are kept; a failed call leaves the file unchanged.
+Does not: confine paths to the workspace; the sandbox around the workspace host does this for all tools.
+Differs: written text ends with exactly one line break, and an empty text is no line. Negative numbers and an end before
+the start are refused, because Python's slices would write lines twice.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from tool_worker.host.text_files.text_file import with_plain_breaks
 from tool_worker.host.text_files.versioned_files import VersionedFiles
 
 MAX_READ_CHARS = 1_000_000
-"""Longer texts would lose their middle on their way into the log."""
+"""A longer text would be cut in its middle before it reaches the log."""
 
 
 class FileLines:
     """Reads and writes lines of files.
 
     Args:
-        files: Where the versions are kept that it replaces.
-        max_read_chars: Bound of what is read at once.
+        files: Keeps the replaced versions.
+        max_read_chars: Bound of the text that one call reads.
     """
 
     def __init__(self, files: VersionedFiles, *, max_read_chars: int = MAX_READ_CHARS) -> None:
@@ -54,7 +54,7 @@ class FileLines:
             arguments: `path` (relative to `cwd`), `start`, `end`, `cwd`.
 
         Returns:
-            `content` (the lines, or why not), `is_error`, `path` (absolute), and `image_url` of a picture.
+            `content` (the lines or the error), `is_error`, `path` (absolute), and `image_url` for a picture.
         """
         path = ""
         try:
@@ -71,15 +71,15 @@ class FileLines:
             return _refusal(str(error), path)
 
     def write(self, arguments: dict[str, object]) -> dict[str, object]:
-        """Write lines in place of a range; a file that is missing is made, with its directories.
+        """Replace a range of lines; a missing file is created together with its directories.
 
-        Idempotent: only for the whole of a file.
+        Idempotent: only for a whole file.
 
         Args:
             arguments: `path` (relative to `cwd`), `content`, `start`, `end`, `cwd`.
 
         Returns:
-            `content` (empty, or why not), `is_error`, `path` (absolute).
+            `content` (empty, or the error), `is_error`, `path` (absolute).
         """
         path = ""
         try:
@@ -116,7 +116,7 @@ class FileLines:
         old_content, file = self._files.read(path)
         lines = split_lines(file.text)
         start, end = _range(arguments, len(lines))
-        # Differs: a last line without a break gets one before lines are added to it, because the two would be glued.
+        # Differs: if the last line has no line break, it gets one before the added lines, so that they stay separate.
         edited = _ended("".join(lines[:start])) + _ended(text) + "".join(lines[end:])
         self._files.change(path, old_content, file, edited)
 
@@ -136,7 +136,7 @@ def _exists(path: str, advice: str) -> bool:
 
 
 def _range(arguments: dict[str, object], line_count: int) -> tuple[int, int]:
-    """The range of lines that is meant, within those there are."""
+    """Return the requested range, limited to the lines of the file."""
     start, end = arguments.get("start", 0), arguments.get("end", -1)
     for name, number, least in (("start", start, 0), ("end", end, -1)):
         if not isinstance(number, int) or isinstance(number, bool) or number < least:
@@ -156,7 +156,7 @@ def _make_directory_of(path: str) -> None:
 
 
 def _ended(text: str) -> str:
-    """A text whose last line has a break, of the kind that the others have."""
+    """Return a text whose last line ends with a line break, of the same kind as its other lines."""
     if not text or text.endswith(("\n", "\r")):
         return text
     return text + ("\r\n" if text.count("\r\n") == text.count("\n") > 0 else "\n")

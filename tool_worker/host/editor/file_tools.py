@@ -1,6 +1,6 @@
-"""The tools that the host carries out itself and at once, on files of the workspace.
+"""The file tools that the host runs in its own process.
 
-Holds: every call has a result; an edit can be undone whichever of the tools made it.
+Holds: every call has a result; an edit of any tool can be undone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FileTools:
         return result
 
     def to_check(self, result: dict[str, object]) -> list[str]:
-        """Return the files that a call has changed and that a checker may know; see `file_check`."""
+        """Return the changed files of a call that have a checker; see `file_check`."""
         if result.get("is_error") or not result.get("diff"):
             return []
         paths = result.get("paths") or [result.get("path")]

@@ -1,7 +1,8 @@
-"""Jupyter notebooks: their cells as text, and changes of single cells.
+"""Jupyter notebooks: their cells as text, and edits of single cells.
 
-Holds: what a change does not concern stays as it is, in its order; outputs are shown cut; a changed code cell has none.
-Does not: run anything.
+Holds: a change leaves all other content and its order unchanged; outputs are truncated for display; changing a code
+cell removes its outputs.
+Does not: run cells.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Notebook:
     """A notebook.
 
     Raises:
-        EditRefusedError: the text is none.
+        EditRefusedError: the text is not a notebook.
     """
 
     def __init__(self, text: str, path: str) -> None:
@@ -48,7 +49,7 @@ class Notebook:
 
         Args:
             view_range: First and last cell; None: all.
-            limit_chars: Bound of the text; the cells that have no room are named.
+            limit_chars: Bound of the text; if it is reached, a note names the first cell that is not complete.
 
         Raises:
             InvalidParameterError: there are no such cells.
@@ -67,14 +68,14 @@ class Notebook:
         return text + note
 
     def changed(self, command: str, arguments: dict[str, object]) -> tuple[str, int]:
-        """Carry out `replace_cell`, `insert_cell` or `delete_cell`.
+        """Run `replace_cell`, `insert_cell` or `delete_cell`.
 
         Args:
             arguments: `cell`, a number from 1 (`insert_cell`: the new one comes after it; 0: first), `new_str`, and
-                maybe `cell_type`.
+                optionally `cell_type`.
 
         Returns:
-            The text of the notebook, and the number of the cell that is worth showing; 0: none.
+            The text of the notebook, and the number of the cell to show; 0: none.
         """
         number = self._number(arguments, lowest=0 if command == "insert_cell" else 1)
         kind = optional_text(arguments, "cell_type")
@@ -109,7 +110,7 @@ class Notebook:
 
 
 def _settle(cell: Cell, kind: str | None) -> None:
-    """Make a cell whose source is new one of its type: only code has outputs, which are those of the old source."""
+    """Update type and outputs of a cell with a new source: a code cell loses its outputs, other types have none."""
     if kind is not None:
         cell["cell_type"] = kind
     if cell.get("cell_type") == "code":

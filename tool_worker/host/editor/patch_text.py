@@ -1,4 +1,4 @@
-r"""Patches as coding models write them: the `*** Begin Patch` form, and unified diffs.
+"""Parses patches in the forms that coding models write: `*** Begin Patch`, and unified diffs.
 
     *** Begin Patch
     *** Update File: shop/till.py
@@ -11,7 +11,7 @@ r"""Patches as coding models write them: the `*** Begin Patch` form, and unified
     *** Delete File: old.py
     *** End Patch
 
-Holds: what is returned names every file once for each change, in order; a line that fits no form is refused.
+Holds: the result has one entry per change of a file, in order; a line that fits neither form is refused.
 """
 
 from __future__ import annotations
@@ -25,18 +25,26 @@ ADD, UPDATE, DELETE = "add", "update", "delete"
 
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _DIFF_NOTES = (
-    *("diff ", "index ", "old mode ", "new mode ", "new file mode ", "deleted file mode ", "similarity index "),
-    *("rename from ", "rename to ", "Binary files "),
+    "diff ",
+    "index ",
+    "old mode ",
+    "new mode ",
+    "new file mode ",
+    "deleted file mode ",
+    "similarity index ",
+    "rename from ",
+    "rename to ",
+    "Binary files ",
 )
 
 
 class Chunk:
-    """One place of a change: lines there, and lines in their place.
+    """One part of a change: old lines and their replacement.
 
     Attributes:
-        headings: lines to look for before, such as the head of a class.
-        line: where it probably begins, from 1; 0: nobody knows.
-        is_at_end: whether it is at the end of the file.
+        headings: Lines to find first, such as the head of a class.
+        line: The probable first line, from 1; 0 if not given.
+        is_at_end: Whether the part is at the end of the file.
     """
 
     def __init__(self, line: int = 0) -> None:
@@ -48,7 +56,7 @@ class Chunk:
 
 
 class FileChange:
-    """What a patch does to one file; `target`: where an updated file goes, if it is moved."""
+    """The change of one file; `target` is the new path of a moved file."""
 
     def __init__(self, kind: str, path: str) -> None:
         self.kind = kind
@@ -58,10 +66,10 @@ class FileChange:
 
 
 def parsed_patch(text: str) -> list[FileChange]:
-    """Read a patch.
+    """Parse a patch.
 
     Raises:
-        EditRefusedError: it is none; the text says where.
+        EditRefusedError: the patch is not valid; the text quotes the wrong line.
     """
     lines = text.replace("\r\n", "\n").strip("\n").split("\n")
     begins = [number for number, line in enumerate(lines) if line.strip() == "*** Begin Patch"]
@@ -105,7 +113,7 @@ def _file_head(line: str) -> tuple[str, str]:
 
 
 def _take(change: FileChange, line: str) -> None:
-    """Take a line of a file's change."""
+    """Add a line to the change of a file."""
     if change.kind == ADD and line.startswith("+"):
         change.chunks[-1].new.append(line[1:])
         return
@@ -167,10 +175,11 @@ def _unified(lines: list[str]) -> list[FileChange]:
 
 
 def _take_hunk(change: FileChange, head: re.Match[str], lines: list[str], number: int) -> int:
-    """Take as many lines as the head of the hunk says; return where it ends."""
+    """Add as many lines as the hunk's head announces; return the index of the next line."""
     chunk = Chunk(int(head[1]))
     change.chunks.append(chunk)
-    old, new = int(head[2] or 1), int(head[4] or 1)
+    old = int(head[2] or 1)
+    new = int(head[4] or 1)
     while number < len(lines) and (len(chunk.old) < old or len(chunk.new) < new):
         if lines[number].startswith(("@@ -", "--- ", "diff ")) and _HUNK.match(lines[number]):
             break

@@ -1,7 +1,7 @@
-"""The tool `apply_patch`: changes of several files at once.
+"""The tool `apply_patch`: changes several files at once.
 
-Holds: either all files are changed or none; a place that is not found is named; finding costs a bounded time. White
-space at the ends of lines is not compared where nothing else fits, then not that at their beginnings either.
+Holds: all files are changed or none. If lines are not found, the error quotes them. The search time is bounded. Lines
+are compared exactly first, then without trailing white space, then without leading white space as well.
 Does not: undo a removal or a move.
 """
 
@@ -26,13 +26,13 @@ from tool_worker.host.text_files.text_file import TextFile, with_plain_breaks
 from tool_worker.host.text_files.versioned_files import VersionedFiles
 
 COMPARED_LINES_LIMIT = 20_000_000
-"""How many lines may be read and compared for one patch: a repeated line makes every place look like a beginning."""
+"""Bound of the lines that one patch may read and compare; with repeated lines, many positions look like a match."""
 READ_BYTES_LIMIT = 32 * 2**20
-"""How much all files of a patch may have together."""
+"""Bound of the total size of all files of a patch."""
 
 
 class _Planned:
-    """What a file becomes; `text` is None where it is removed."""
+    """The planned state of a file; `text` is None if the file is removed."""
 
     def __init__(self, mark: str, path: str, old: bytes | None, file: TextFile | None, text: str | None) -> None:
         self.mark = mark
@@ -56,8 +56,8 @@ class Patching:
             arguments: `patch`; its paths are relative to `cwd`.
 
         Returns:
-            `content`, `is_error`, `path` (of the first file), `paths` (of those that are there now), `prev_exist`,
-            `old_content` and `new_content` (None), and `diff` of all files.
+            `content`, `is_error`, `path` (of the first file), `paths` (of the files that exist afterwards),
+            `prev_exist`, `old_content` and `new_content` (None), and `diff` of all files.
         """
         try:
             changes = parsed_patch(required_text(arguments, "patch", "apply_patch"))
@@ -71,7 +71,8 @@ class Patching:
 
     def _plan(self, changes: list[FileChange], cwd: str) -> list[_Planned]:
         plan: list[_Planned] = []
-        budget, left = [COMPARED_LINES_LIMIT], READ_BYTES_LIMIT
+        budget = [COMPARED_LINES_LIMIT]
+        left = READ_BYTES_LIMIT
         for change in changes:
             path = os.path.normpath(os.path.join(cwd, change.path))
             if not change.path or "\0" in change.path + change.target:
@@ -130,7 +131,7 @@ class Patching:
 
 
 def _restore(one: _Planned) -> None:
-    """Make a file what it was; where that fails too, the error of the patch is what the model reads."""
+    """Restore a file; if that fails too, the model still reads the error of the patch."""
     with suppress(EditorError, OSError):
         if one.old is None:
             os.unlink(one.path)
@@ -157,16 +158,17 @@ def _patched(text: str, chunks: list[Chunk], path: str, budget: list[int]) -> st
         lines[place : place + len(chunk.old)] = chunk.new
         cursor = place + len(chunk.new)
         shift += len(chunk.new) - len(chunk.old)
-    return "\n".join(lines) + "\n" * (has_last_break or not text) * bool(lines)
+    has_break = bool(lines) and (has_last_break or not text)
+    return "\n".join(lines) + ("\n" if has_break else "")
 
 
 def _place(lines: list[str], chunk: Chunk, cursor: int, expected: int | None, budget: list[int]) -> int | None:
-    """Return where a chunk belongs: where it is expected, at the end, or at the first place from the cursor on."""
+    """Return the position of a chunk: the expected line, the end of the file, or the first match from the cursor on."""
     if not chunk.old:
         is_placed = expected is not None or chunk.headings
         return min(expected + 1 if expected is not None else cursor, len(lines)) if is_placed else len(lines)
     old = chunk.old
-    # Models end a chunk by an empty line that the file does not have.
+    # Models end a chunk with an empty line that the file does not have.
     for wanted in (old, old[:-1]) if old[-1] == "" and chunk.new[-1:] == [""] and len(old) > 1 else (old,):
         preferred = [expected] if expected is not None else []
         preferred += [len(lines) - len(wanted)] if chunk.is_at_end else []
@@ -181,7 +183,8 @@ def _place(lines: list[str], chunk: Chunk, cursor: int, expected: int | None, bu
 
 def _accepted(chunk: Chunk, wanted: list[str], place: int) -> int:
     if len(wanted) < len(chunk.old):
-        chunk.old, chunk.new = wanted, chunk.new[:-1]
+        chunk.old = wanted
+        chunk.new = chunk.new[:-1]
     return place
 
 

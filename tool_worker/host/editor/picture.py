@@ -1,6 +1,6 @@
-"""Pictures in a workspace, as the editor's `view` shows them to a model that sees.
+"""Pictures in a workspace, as the editor's `view` shows them to a vision model.
 
-Holds: what is shown begins as its format begins, whatever its name says; larger ones are refused with what to do.
+Holds: the format is detected from the content, not from the file name; larger pictures are refused with a hint.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from tool_worker.host.text_files.file_errors import FileRejectedError
 from tool_worker.host.text_files.regular_file import read_regular_file
 
 MAX_PICTURE_BYTES = 4 * 2**20
-"""Providers take five million characters, and base64 makes a third more of it; some downsize what is sent."""
+"""Providers accept five million characters, and base64 adds a third; some providers downscale pictures."""
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
 _BEGINNINGS = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif"}
 
 
 def is_picture(path: str) -> bool:
-    """Say whether a file's name is that of a picture."""
+    """Return whether a file name has the suffix of a picture."""
     return os.path.splitext(path)[1].lower() in SUFFIXES
 
 
@@ -27,7 +27,7 @@ def picture_url(path: str) -> str:
     """Return a picture as a `data:` address.
 
     Raises:
-        FileRejectedError: it is too large, no regular file, or no picture.
+        FileRejectedError: it is too large, not a regular file, or not a picture.
     """
     content = read_regular_file(path, MAX_PICTURE_BYTES)
     kind = next((kind for beginning, kind in _BEGINNINGS.items() if content.startswith(beginning)), None)

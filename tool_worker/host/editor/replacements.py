@@ -1,4 +1,4 @@
-"""Replacements in a text, one after another: which places are meant, and where the new text stands at the end."""
+"""Replacements in a text, one after another: finds the occurrences, and the positions of the new text in the result."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from tool_worker.host.text_files.text_file import with_plain_breaks
 REPORTED_LINES_LIMIT = 100
 EDITS_LIMIT = 200
 SPANS_LIMIT = 100
-"""Of one edit: where more replacements stand is not shown."""
+"""Positions per edit; further replacements are not shown."""
 TEXT_LIMIT_CHARS = 16 * 2**20
 
 Span = tuple[int, int]
-"""Where a new text begins and ends."""
+"""Start and end of a new text."""
 
 
 class Replacement:
-    """One text for another; `is_everywhere`: at every place, and not at the only one."""
+    """A text and its replacement; `is_everywhere`: replace every occurrence instead of requiring exactly one."""
 
     def __init__(self, old: str, new: str, *, is_everywhere: bool) -> None:
         self.old = with_plain_breaks(old)
@@ -25,10 +25,10 @@ class Replacement:
 
 
 def replacements_in(edits: object, *, is_everywhere: bool) -> list[Replacement]:
-    """Read a list of edits.
+    """Parse a list of edits.
 
     Raises:
-        InvalidParameterError: it is none.
+        InvalidParameterError: the list is not valid.
     """
     hint = f"It should be a list of 1 to {EDITS_LIMIT} objects with the texts `old_str` and `new_str`."
     if not isinstance(edits, list) or not 0 < len(edits) <= EDITS_LIMIT:
@@ -45,14 +45,14 @@ def replacements_in(edits: object, *, is_everywhere: bool) -> list[Replacement]:
 
 
 def replaced(text: str, replacements: list[Replacement], path: str) -> tuple[str, list[Span]]:
-    """Carry out replacements in order, each in what those before it have made.
+    """Apply replacements in order, each to the result of those before it.
 
     Returns:
-        The text, and where each new piece stands in it.
+        The new text, and the positions of the new pieces in it.
 
     Raises:
-        InvalidParameterError: one changes nothing.
-        EditRefusedError: the text of one is not there, or is not unique.
+        InvalidParameterError: a replacement changes nothing.
+        EditRefusedError: the text of a replacement is missing or not unique.
     """
     spans: list[Span] = []
     for number, one in enumerate(replacements, 1):
@@ -88,7 +88,7 @@ def _replaced(text: str, one: Replacement, path: str, spans: list[Span]) -> tupl
         position += len(piece)
         found.append((position, position + len(new)))
         position += len(new)
-    # Where earlier pieces stand among so many new ones is not worth finding out.
+    # The positions of earlier pieces are dropped: with this many new pieces, recomputing them is not worth it.
     return new.join(pieces), found
 
 
@@ -98,13 +98,13 @@ def _moved(spans: list[Span], position: int, old_length: int, new_length: int) -
 
 
 def _find_only(old_str: str, text: str, path: str) -> int:
-    """Position of the only occurrence of `old_str`."""
+    """Return the position of the only occurrence of `old_str`."""
     position = text.find(old_str)
     if position < 0:
         raise EditRefusedError(
             f"No replacement was performed, old_str `{excerpt(old_str)}` did not appear verbatim in {path}."
         )
-    # Differs: overlapping occurrences count, because which of them was meant is just as open.
+    # Differs: overlapping occurrences count, because the target is ambiguous with them as well.
     if text.find(old_str, position + 1) < 0:
         return position
     lines: list[int] = []

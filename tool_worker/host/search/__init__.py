@@ -1,4 +1,4 @@
-"""Questions about the code of a workspace, answered by a program beside its shell. Standard library only.
+"""Code questions, file search, documents and file checks, in a session program. Standard library only.
 
 Start with: code_questions.
 """

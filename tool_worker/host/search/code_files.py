@@ -1,7 +1,7 @@
-"""The files of a workspace that are searched as code.
+"""The source files of a workspace that are searched as code.
 
-Holds: nothing outside of the root is read, whatever a link points to; the number of files and the size of each are
-bounded; the order is that of their paths.
+Holds: links never lead outside of the root; the number of files and the size of each are bounded; files are ordered by
+path.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from functools import lru_cache
 MAX_FILES = 20_000
 MAX_FILE_BYTES = 1_000_000
 LEFT_OUT = frozenset({"node_modules", "__pycache__", "site-packages", "venv", "bower_components"})
-"""Directories that hold what others wrote; so do those whose name begins with a dot."""
+"""Directories with third-party files; directories whose name starts with a dot are left out too."""
 
 Stamp = tuple[int, int]
 
 
 def code_files(root: str) -> tuple[dict[str, Stamp], bool]:
-    """Return the files below a directory with what changes when they do, and whether there are more than the limit.
+    """Return the files below a directory with their stamps, and whether there are more than `MAX_FILES`.
 
-    Their paths are relative and begin with no `./`.
+    A stamp changes when its file does. Paths are relative, without a leading `./`.
     """
     found: dict[str, Stamp] = {}
     for folder, folders, names in os.walk(root):
@@ -40,7 +40,7 @@ def code_files(root: str) -> tuple[dict[str, Stamp], bool]:
 
 
 def text_of(root: str, path: str) -> str | None:
-    """Return the text of a file; None where it is none, is too long, or cannot be read."""
+    """Return the text of a file; None if it is binary, too large, or cannot be read."""
     try:
         descriptor = os.open(os.path.join(root, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -57,7 +57,7 @@ def text_of(root: str, path: str) -> str | None:
 
 @lru_cache(maxsize=256)
 def pattern_of(glob: str) -> re.Pattern[str]:
-    """Return what matches the paths that a pattern means: `**/` any directories, `*` and `?` within a name, `{a,b}`."""
+    """Return the regular expression of a path pattern: `**/` any directories, `*` and `?` within a name, `{a,b}`."""
     expression = re.escape(re.sub(r"(\*\*/)+", "**/", glob))
     for written, meant in ((r"\*\*/", "(?:.*/)?"), (r"\*\*", ".*"), (r"\*", "[^/]*"), (r"\?", "[^/]")):
         expression = expression.replace(written, meant)

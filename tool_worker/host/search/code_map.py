@@ -1,31 +1,136 @@
-"""The map of a workspace's code: directories, files, classes and functions, and how they depend on one another.
+"""The map of a workspace's code: directories, files, classes and functions, and their dependencies.
 
-An entity is named by its path, `shop/till.py`, or by that and its name, `shop/till.py:Till.open`.
+The name of an entity is its path, `shop/till.py`, or its path and qualified name, `shop/till.py:Till.open`.
 
-Holds: only files that changed are parsed again; what a name refers to is said only where the syntax tells it (names of
-the file, imports, `self`), so a dependency that is shown is there, and some that are there are not shown.
+Holds: only changed files are parsed again. References are resolved only if the syntax is clear (names of the file,
+imports, `self`), so every dependency in the map is real, but some are missing. No code of the files is run; a file that
+cannot be parsed is reported and has no definitions.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 
-from tool_worker.host.search.code_entities import Entity, Imported, ParsedFile, parsed
 from tool_worker.host.search.code_files import Stamp, code_files, text_of
 
 MAX_HOPS = 8
-"""How many imports a name is followed through."""
+"""Maximum number of imports that the lookup of a name follows."""
 
+Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 ROOT = "."
 Edge = tuple[str, str]
-"""How, and to or from which entity."""
+"""The kind of the dependency, and the entity at its other end."""
+
+
+class Entity:
+    """A class or function.
+
+    Attributes:
+        name: The qualified name, such as `Shop.open`.
+        kind: `class` or `function`.
+        first, last: Its lines, decorators included, from 1.
+        head: The first line after its decorators.
+    """
+
+    __slots__ = ("first", "head", "kind", "last", "name")
+
+    def __init__(self, name: str, kind: str, first: int, head: int, last: int) -> None:
+        self.name = name
+        self.kind = kind
+        self.first = first
+        self.head = head
+        self.last = last
+
+
+class Imported:
+    """The target of an imported name: a module, or a name in one. `level` counts the leading dots."""
+
+    __slots__ = ("level", "module", "name")
+
+    def __init__(self, module: str, level: int, name: str = "") -> None:
+        self.module = module
+        self.level = level
+        self.name = name
+
+
+class ParsedFile:
+    """The definitions and references of one file.
+
+    Attributes:
+        imports: Import targets by local name.
+        bases: The bases of each class, as written.
+        calls: Pairs of the calling entity's name (empty for the file itself) and the called name.
+        problem: Why the file could not be parsed; empty if it could.
+    """
+
+    def __init__(self) -> None:
+        self.entities: dict[str, Entity] = {}
+        self.imports: dict[str, Imported] = {}
+        self.bases: dict[str, list[str]] = {}
+        self.calls: list[tuple[str, str]] = []
+        self.problem = ""
+
+
+def parsed(text: str) -> ParsedFile:
+    """Return the definitions and references of a text."""
+    found = ParsedFile()
+    try:
+        _walk(found, ast.parse(text), "")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        found = ParsedFile()
+        line = getattr(error, "lineno", None)
+        found.problem = f"{type(error).__name__}" + (f" in line {line}" if line else "")
+    return found
+
+
+def _walk(found: ParsedFile, node: ast.AST, owner: str) -> None:
+    for child in ast.iter_child_nodes(node):
+        inner = owner
+        if isinstance(child, Scope):
+            inner = f"{owner}.{child.name}" if owner else child.name
+            _define(found, child, inner)
+        elif isinstance(child, ast.Call):
+            called = dotted(child.func)
+            if called:
+                found.calls.append((owner, called))
+        elif isinstance(child, ast.Import):
+            for alias in child.names:
+                # `import a.b` binds `a`; the rest is looked up from there.
+                module = alias.name if alias.asname else alias.name.partition(".")[0]
+                found.imports[alias.asname or module] = Imported(module, 0)
+                if "." in alias.name:
+                    found.imports.setdefault(alias.name, Imported(alias.name, 0))
+        elif isinstance(child, ast.ImportFrom):
+            for alias in child.names:
+                imported = Imported(child.module or "", child.level, alias.name)
+                found.imports[alias.asname or alias.name] = imported
+        _walk(found, child, inner)
+
+
+def _define(found: ParsedFile, node: Scope, name: str) -> None:
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    kind = "class" if isinstance(node, ast.ClassDef) else "function"
+    found.entities.setdefault(name, Entity(name, kind, first, node.lineno, node.end_lineno or node.lineno))
+    if isinstance(node, ast.ClassDef):
+        bases = (dotted(base.value if isinstance(base, ast.Subscript) else base) for base in node.bases)
+        found.bases[name] = [base for base in bases if base]
+
+
+def dotted(node: ast.expr) -> str:
+    """Return a dotted name such as `a.b.c`; empty for any other expression."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
 
 
 class CodeMap:
     """The map of the files below one directory.
 
     Attributes:
-        is_cut: there are more files than are looked at.
+        is_cut: Whether there are more files than the map holds.
     """
 
     def __init__(self, root: str) -> None:
@@ -38,7 +143,7 @@ class CodeMap:
         self._upstream: dict[str, list[Edge]] = {}
 
     def refresh(self) -> None:
-        """Look at what has changed since the last time."""
+        """Parse the files that have changed since the last call."""
         files, self.is_cut = code_files(self.root)
         changed = [path for path, stamp in files.items() if self.files.get(path) != stamp]
         if not changed and len(files) == len(self.files):
@@ -57,7 +162,9 @@ class CodeMap:
         if inner:
             entity = self.entity(name)
             return entity.kind if entity else ""
-        return "file" if path in self.files else "directory" if path in self._downstream else ""
+        if path in self.files:
+            return "file"
+        return "directory" if path in self._downstream else ""
 
     def entity(self, name: str) -> Entity | None:
         """Return a class or function."""
@@ -66,22 +173,22 @@ class CodeMap:
         return known.entities.get(inner) if known else None
 
     def entities_of(self, path: str) -> list[Entity]:
-        """Return what a file defines, in the order of its lines."""
+        """Return the definitions of a file in the order of its lines."""
         known = self._parsed.get(path)
         return sorted(known.entities.values(), key=lambda entity: entity.first) if known else []
 
     def problem_of(self, path: str) -> str:
-        """Return why a file could not be parsed, or nothing."""
+        """Return why a file could not be parsed; empty if it could."""
         known = self._parsed.get(path)
         return known.problem if known else ""
 
     def enclosing(self, path: str, line: int) -> Entity | None:
-        """Return the innermost class or function that a line stands in."""
+        """Return the innermost class or function that contains a line."""
         around = [entity for entity in self.entities_of(path) if entity.first <= line <= entity.last]
         return min(around, key=lambda entity: entity.last - entity.first, default=None)
 
     def named(self, words: str) -> list[str]:
-        """Return the entities that a person or a model may mean by these words, best first."""
+        """Return the entities that these words may refer to, best match first."""
         wanted = words.strip().removeprefix("./").rstrip("/").removesuffix("()") or ROOT
         if self.kind_of(wanted):
             return [wanted]
@@ -97,11 +204,11 @@ class CodeMap:
         return []
 
     def edges(self, name: str, *, is_upstream: bool) -> list[Edge]:
-        """Return what an entity depends on or holds; with `is_upstream`, what depends on it or holds it."""
+        """Return the dependencies and members of an entity; with `is_upstream`, its dependents and its container."""
         return (self._upstream if is_upstream else self._downstream).get(name, [])
 
     def _link(self) -> None:
-        """Find out what everything refers to."""
+        """Resolve all references."""
         self._modules = {}
         for path in self._parsed:
             steps = path.removesuffix(".py").removesuffix("/__init__").split("/")
@@ -135,7 +242,7 @@ class CodeMap:
         references = [(owner, "invokes", called) for owner, called in known.calls]
         references += [(name, "inherits", base) for name, bases in known.bases.items() for base in bases]
         for owner, how, words in references:
-            # A class names its bases where it stands, not within itself.
+            # The bases of a class are resolved in the scope around it, not inside it.
             target = self._meant(path, known, owner if how == "invokes" else owner.rpartition(".")[0], words, MAX_HOPS)
             source = f"{path}:{owner}" if owner else path
             if target and target != source:
@@ -143,7 +250,7 @@ class CodeMap:
         return edges
 
     def _meant(self, path: str, known: ParsedFile, owner: str, words: str, hops: int) -> str:
-        """Return which entity a name means where it is used, or nothing."""
+        """Return the entity that a name refers to at its place of use; empty if it is not known."""
         first, _, rest = words.partition(".")
         if first in ("self", "cls"):
             holder = owner
@@ -162,7 +269,7 @@ class CodeMap:
         return self._attribute(path, words, hops)
 
     def _attribute(self, path: str, words: str, hops: int) -> str:
-        """Return what a name means that a file has imported, looked up as far as modules and classes go."""
+        """Return the entity that an imported name refers to, through modules and classes; empty if not known."""
         known = self._parsed[path]
         steps = words.split(".")
         for length in range(len(steps), 0, -1):
@@ -172,7 +279,7 @@ class CodeMap:
         return ""
 
     def _member(self, holder: str, words: str, hops: int) -> str:
-        """Return what a file or class holds under a name, its imports and bases included."""
+        """Return a member of a file or class by name, including imports and inherited members."""
         if not words or not holder or hops <= 0:
             return holder
         first, _, rest = words.partition(".")
@@ -193,7 +300,7 @@ class CodeMap:
         return ""
 
     def _imported(self, path: str, imported: Imported, hops: int) -> str:
-        """Return the file or entity that an import brings, or nothing if it is not of this workspace."""
+        """Return the imported file or entity; empty if it is not part of this workspace."""
         module = imported.module
         if imported.level:
             steps = os.path.dirname(path).split("/") if "/" in path else []
@@ -206,7 +313,7 @@ class CodeMap:
         return self._member(file, imported.name, hops) if hops > 0 else file
 
     def _module(self, module: str, *, near: str) -> str:
-        """Return the file of a module: the one by that path, else the only one, else the one nearest to `near`."""
+        """Return the file of a module: the exact path, else the only candidate, else the one nearest to `near`."""
         found = self._modules.get(module.strip("."), [])
         if len(found) < 2:
             return found[0] if found else ""

@@ -1,9 +1,9 @@
-"""The program beside the shell that answers questions about the workspace's code; see `session_program`.
+"""The session program that answers questions about the workspace's code; see `session_program`.
 
-It is a separate program because reading a large workspace takes seconds, and the shell has to answer meanwhile.
+It is a separate program because reading a large workspace takes seconds, and the shell must stay responsive.
 
-Holds: it changes nothing and runs nothing of the workspace. The map is of what is below its working directory and
-nothing else; `grep` and `glob` look wherever their path leads.
+Holds: it changes nothing and runs nothing of the workspace. The map covers only files below its working directory;
+`grep` and `glob` also follow paths that lead outside.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 
-if __name__ == "__main__":  # started by its path, with nothing but the standard library
+if __name__ == "__main__":  # started by its path, with only the standard library
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
 
 from tool_worker.host.search.code_map import CodeMap
@@ -30,7 +30,8 @@ Result = dict[str, object]
 
 def result_of(code: CodeMap, arguments: dict[str, object]) -> Result:
     """Return the result of one call."""
-    question, asked = arguments.get("question"), arguments.get("arguments")
+    question = arguments.get("question")
+    asked = arguments.get("arguments")
     if not isinstance(question, str) or not isinstance(asked, dict):
         return {"content": "ERROR: the call names no question.", "is_error": True}
     try:
@@ -48,13 +49,13 @@ def result_of(code: CodeMap, arguments: dict[str, object]) -> Result:
 
 
 def main() -> None:
-    """Serve the workspace host that started this program until it closes the line."""
+    """Serve the workspace host that started this program until it closes the connection."""
     code = CodeMap(os.getcwd())
     with socket.socket(fileno=SESSION_FD) as line, line.makefile("rwb") as stream:
         for received in stream:
             message = json.loads(received)
             if "call" not in message:
-                continue  # an interrupt: the host kills a program that does not stop
+                continue  # interrupts are ignored; the host kills a program that does not stop
             try:
                 result = result_of(code, message["arguments"])
             except Exception as error:  # noqa: BLE001  (the edge of the program: a defect is the answer to this call)

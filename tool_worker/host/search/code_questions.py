@@ -1,6 +1,6 @@
-"""What is asked of a code map, and its answers in words for a model (OpenHands 9.3: names and arguments).
+"""Questions to a code map, answered in text for a model (OpenHands 9.3: names and arguments).
 
-Holds: an answer is bounded, and says what it leaves out and what to ask instead.
+Holds: an answer is bounded; if something is left out, it says so and suggests a narrower question.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def answered(code: CodeMap, question: str, arguments: Arguments) -> str:
     """Return the answer to a question.
 
     Raises:
-        QuestionError: there is no such question, or its arguments do not fit.
+        QuestionError: the question is unknown, or an argument is not valid.
     """
     ask = {
         "search_code_snippets": search_code_snippets,
@@ -52,7 +52,8 @@ def answered(code: CodeMap, question: str, arguments: Arguments) -> str:
 
 def search_code_snippets(code: CodeMap, arguments: Arguments) -> str:
     """Find code by words, or by line numbers of one file."""
-    terms, lines = _texts(arguments, "search_terms"), _numbers(arguments, "line_nums")
+    terms = _texts(arguments, "search_terms")
+    lines = _numbers(arguments, "line_nums")
     where = _text(arguments, "file_path_or_pattern", DEFAULT_PATTERN)
     if not terms and not lines:
         raise QuestionError("Give `search_terms`, or `line_nums` together with the path of one file.")
@@ -69,7 +70,7 @@ def search_code_snippets(code: CodeMap, arguments: Arguments) -> str:
 
 
 def get_entity_contents(code: CodeMap, arguments: Arguments) -> str:
-    """Show files, classes and functions whole."""
+    """Show the code of files, classes and functions."""
     names = _texts(arguments, "entity_names")
     if not names:
         raise QuestionError("Give at least one name in `entity_names`, such as `path/file.py:Class.method`.")
@@ -77,7 +78,7 @@ def get_entity_contents(code: CodeMap, arguments: Arguments) -> str:
 
 
 def explore_tree_structure(code: CodeMap, arguments: Arguments) -> str:
-    """Show what entities depend on, or what depends on them."""
+    """Show the dependencies of entities, or their dependents."""
     starts = _texts(arguments, "start_entities")
     direction = _text(arguments, "direction", "downstream")
     depth = arguments.get("traversal_depth", 2)
@@ -103,7 +104,7 @@ def explore_tree_structure(code: CodeMap, arguments: Arguments) -> str:
 
 
 class _Tree:
-    """One tree on its way to text."""
+    """Renders one dependency tree as text."""
 
     def __init__(self, code: CodeMap, kinds: list[str], dependencies: list[str], *, is_upstream: bool) -> None:
         self._code = code
@@ -114,7 +115,7 @@ class _Tree:
         self._drawn: set[str] = set()
 
     def drawn(self, start: str, depth: int) -> str:
-        """Return the tree from an entity on; depth -1: to its end."""
+        """Return the tree below an entity; depth -1: without a limit."""
         self._lines = [
             f"{start} [{self._code.kind_of(start)}]" + (", what depends on it:" if self._is_upstream else "")
         ]
@@ -146,7 +147,7 @@ class _Tree:
 
 
 def _found(code: CodeMap, term: str, paths: list[str]) -> str:
-    """Return what a word names, and where it stands."""
+    """Return the entities of a name and the lines that contain it."""
     looked_at = set(paths)
     named = [name for name in code.named(term) if name.partition(":")[0] in looked_at]
     parts = [f"## {term}"]
@@ -186,7 +187,7 @@ def _lines_with(code: CodeMap, term: str, paths: list[str]) -> tuple[list[str], 
 
 
 def _shown(code: CodeMap, words: str) -> str:
-    """Return an entity's code; of one that is long, what it consists of."""
+    """Return the code of an entity, or the outline of a long one."""
     found = code.named(words)
     if len(found) != 1:
         return _unclear(words, found)
@@ -212,7 +213,7 @@ def _shown(code: CodeMap, words: str) -> str:
 
 
 def _around(code: CodeMap, path: str, line: int) -> str:
-    """Return the code that a line stands in."""
+    """Return the code around a line: its entity, or the lines next to it."""
     lines = (text_of(code.root, path) or "").splitlines()
     if not 1 <= line <= len(lines):
         return f"{path} has {len(lines)} lines; there is no line {line}."
@@ -220,7 +221,8 @@ def _around(code: CodeMap, path: str, line: int) -> str:
     if entity is not None and entity.last - entity.first < MAX_WHOLE_LINES:
         return f"{path}:{entity.name} [{entity.kind}]\n{_numbered(lines, entity.first, entity.last)}"
     inside = f" ({entity.name})" if entity else ""
-    first, last = max(line - AROUND_LINES, 1), min(line + AROUND_LINES, len(lines))
+    first = max(line - AROUND_LINES, 1)
+    last = min(line + AROUND_LINES, len(lines))
     return f"{path}, around line {line}{inside}\n{_numbered(lines, first, last)}"
 
 
@@ -237,7 +239,7 @@ def _unclear(words: str, found: list[str]) -> str:
 
 
 def _texts(arguments: Arguments, name: str) -> list[str]:
-    """Return a list of texts; a model may write one for itself."""
+    """Return a list of texts; a single text is accepted too, because models send it."""
     value = arguments.get(name) or []
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
@@ -261,7 +263,7 @@ def _text(arguments: Arguments, name: str, default: str) -> str:
 
 
 def _within(root: str, value: object) -> object:
-    """Return paths of the workspace as the map has them, which is from its root on."""
+    """Return absolute workspace paths relative to the root, as the map names them."""
     if isinstance(value, list):
         return [_within(root, one) for one in value]
     if not isinstance(value, str):

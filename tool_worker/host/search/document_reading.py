@@ -1,6 +1,6 @@
-"""Documents that are not text: the text of a PDF, by a program that is bounded in time and memory.
+"""Reads documents that are not text files: the text of a PDF, extracted by a program with limits on time and memory.
 
-Holds: where nothing reads the document, the answer says so.
+Holds: if no PDF reader is available, the answer says so.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def pages_of(arguments: dict[str, object], packages: str) -> str:
     """Return the text of pages.
 
     Args:
-        arguments: `path`, absolute; and maybe `view_range`, the first and the last page, from 1.
-        packages: The folder that the package pypdf is in; empty: where Python looks.
+        arguments: `path` (absolute), and optionally `view_range`, the first and the last page, from 1.
+        packages: The folder of the package pypdf; empty: Python's default path.
 
     Raises:
         SearchError: the document cannot be read; the text is for the model.
@@ -52,5 +52,5 @@ def pages_of(arguments: dict[str, object], packages: str) -> str:
 
 
 def _printed(command: list[str]) -> str:
-    ran = run_program(command, PROGRAM_SECONDS)  # ours or pdftotext
+    ran = run_program(command, PROGRAM_SECONDS)  # the command is our own program or pdftotext
     return "" if ran is None else ran.stdout[:100_000].decode("utf-8", "replace")

@@ -1,7 +1,7 @@
-"""What is plainly wrong in a file that was just edited: its syntax, and names that nobody defines.
+"""Checks a file that was just edited for clear errors: its syntax, and undefined names.
 
-Holds: it runs nothing of the file and reads no configuration of the project; it takes bounded time, and its text is
-short. What is not installed is not asked.
+Holds: nothing of the file is run and no configuration of the project is read; time and text are bounded. Checkers that
+are not installed are skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RUFF = ("ruff", "check", "--isolated", "--no-cache", "--quiet", "--output-format
 
 
 def problems_in(paths: list[str]) -> str:
-    """Return a line for each problem, with a head; nothing if there is none."""
+    """Return a head and one line for each problem; empty if there is none."""
 
     def work(write: Callable[[str], None]) -> None:
         for path in paths[:MAX_FILES]:
@@ -85,7 +85,7 @@ def _python(path: str, content: bytes) -> Iterator[str]:
 def _javascript(path: str) -> Iterator[str]:
     lines = _output(["node", "--check", path])
     message = next((line for line in lines if line.startswith("SyntaxError")), "")
-    # Whether a file is a module is a question of the project.
+    # These messages depend on the project's module settings.
     if message and "import statement outside a module" not in message and "Unexpected token 'export'" not in message:
         where = lines[0].removeprefix(f"{path}:") if lines[0].startswith(f"{path}:") else "?"
         yield f"line {where}: {message}"

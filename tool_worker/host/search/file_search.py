@@ -1,8 +1,8 @@
-"""Files of a tree by their path (`glob`) and by their content (`grep`), those changed last first.
+"""Finds files by path (`glob`) and by content (`grep`), the most recently changed first.
 
-Holds: it takes bounded time whatever the pattern and however large the tree; an answer is bounded, and says what it
-leaves out; links are not followed, and nothing but regular files is read.
-Does not: read hidden files and what package managers install, unless `path` leads there; nor `.gitignore`.
+Holds: time is bounded, whatever the pattern and the size of the tree. An answer is bounded and mentions omissions.
+Links are not followed, and only regular files are read.
+Does not: read hidden files and installed packages, unless `path` leads there; `.gitignore` is not applied.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 
 from tool_worker.host.search.code_files import LEFT_OUT
 from tool_worker.host.search.limited_work import text_within
-from tool_worker.host.search.path_patterns import path_regex
 
 LIMIT_SECONDS = 20.0
 MAX_PATTERN_CHARS = 10_000
@@ -27,23 +26,26 @@ MAX_LINE_CHARS = 300
 MAX_CONTEXT_LINES = 10
 BINARY_BEGINNING_BYTES = 8192
 
+_PATTERN_SIGN = re.compile(r"\*\*/|\*\*|\*|\?|\[[!^]?\]?[^\]]{1,200}\]|\\.|.", re.DOTALL)
+_SIGN_MEANINGS = {"**/": "(.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+
 Arguments = dict[str, object]
 Write = Callable[[str], None]
 
 
 class SearchError(Exception):
-    """A search that cannot be made; the text is for the model."""
+    """A search that cannot be run; the text is for the model."""
 
 
 def found_lines(arguments: Arguments, cwd: str, limit_seconds: float = LIMIT_SECONDS) -> str:
     """Search the contents of files.
 
     Args:
-        arguments: `pattern`, a regular expression; and maybe `path`, `include`, `context`, `case_sensitive`.
-        cwd: Where `path` begins.
+        arguments: `pattern`, a regular expression; optionally `path`, `include`, `context`, `case_sensitive`.
+        cwd: The base of a relative `path`.
 
     Raises:
-        SearchError: an argument does not fit.
+        SearchError: an argument is not valid.
     """
     pattern = _text(arguments, "pattern")
     tree = _Tree(arguments, cwd, "include")
@@ -66,7 +68,7 @@ def found_lines(arguments: Arguments, cwd: str, limit_seconds: float = LIMIT_SEC
 def found_files(
     arguments: Arguments, cwd: str, limit_seconds: float = LIMIT_SECONDS, *, max_entries: int = MAX_ENTRIES
 ) -> str:
-    """Find files by a pattern of their paths; arguments are `pattern` and maybe `path`. Raises: as `found_lines`."""
+    """Find files by path; the arguments are `pattern` and optionally `path`. Raises: see `found_lines`."""
     _text(arguments, "pattern")
     tree = _Tree(arguments, cwd, "pattern", max_entries)
 
@@ -93,7 +95,7 @@ def _answer(work: Callable[[Write], None], limit_seconds: float) -> str:
 
 
 class _Tree:
-    """The files below a path whose names fit a pattern."""
+    """The files below a path whose names match a pattern."""
 
     def __init__(self, arguments: Arguments, cwd: str, patterned: str, max_entries: int = MAX_ENTRIES) -> None:
         self.note = ""
@@ -105,12 +107,12 @@ class _Tree:
         pattern = _text(arguments, patterned, "*" if patterned == "include" else None)
         self._is_not = pattern.startswith("!")
         pattern = pattern.removeprefix("!").removeprefix(os.path.abspath(self._start).rstrip("/") + "/")
-        # With a slash it begins in the current directory; below another one it is looked for everywhere.
+        # A pattern with a slash is relative to the current directory; below another `path`, it may match at any depth.
         is_anywhere = self._shown != "." and "/" in pattern and not pattern.startswith("/")
         self._expression = ("(?:.*/)?" if is_anywhere else "") + path_regex(pattern)
 
     def files(self) -> Iterator[str]:
-        """Yield the files, as they are shown to the model; those changed last first."""
+        """Yield the paths in the form for the model, the most recently changed first."""
         if os.path.isfile(self._start):
             yield _readable(self._shown)
             return
@@ -124,7 +126,7 @@ class _Tree:
         yield from (_readable(prefix + path) for _, path in sorted(found, key=lambda one: (-one[0], one[1])))
 
     def absolute(self, shown: str) -> str:
-        """Return where a file is that `files` has named."""
+        """Return the absolute path of a path that `files` has yielded."""
         return os.path.join(self._start[: len(self._start) - len(self._shown)], shown)
 
     def _entries(self) -> Iterator[tuple[int, str]]:
@@ -156,7 +158,7 @@ class _Tree:
 
 
 class _Matches:
-    """The lines that match, on their way to text."""
+    """Collects the matching lines and writes them as text."""
 
     def __init__(self, wanted: re.Pattern[str], context: int, write: Write) -> None:
         self._wanted = wanted
@@ -193,7 +195,7 @@ class _Matches:
         lines = content.decode("utf-8", "replace").split("\n")
         hits = [number for number, line in enumerate(lines) if self._wanted.search(line)]
         if lines[-1] == "" and hits and hits[-1] == len(lines) - 1:
-            hits.pop()  # what follows the last line break is no line
+            hits.pop()  # the text after the last line break is not a line
         if not hits:
             return
         self._count += len(hits)
@@ -221,13 +223,14 @@ class _Matches:
                 return
 
     def _cut(self, line: str) -> str:
-        """Return a line, or of a long one what is around the match."""
+        """Return a line; a long one is cut to the part around the match."""
         line = line.rstrip("\r")
         if len(line) <= MAX_LINE_CHARS:
             return line
         match = self._wanted.search(line)
         first = max(0, match.start() - MAX_LINE_CHARS // 3) if match else 0
-        return f"{'…' * bool(first)}{line[first : first + MAX_LINE_CHARS]}… [line of {len(line)} characters]"
+        shown = line[first : first + MAX_LINE_CHARS]
+        return f"{'…' if first else ''}{shown}… [line of {len(line)} characters]"
 
     def _put(self, text: str) -> None:
         self._chars += len(text)
@@ -235,9 +238,9 @@ class _Matches:
 
 
 def _content(path: str) -> bytes | None:
-    """Return the content of a regular file, nothing of what cannot be read; None: it is too large."""
+    """Return the content of a regular file; empty if it cannot be read, None if it is too large."""
     try:
-        # A link at the end is followed only where the model has named the file itself.
+        # A link is followed only if the model has named it as `path`; `files` yields no links.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             status = os.fstat(descriptor)
@@ -248,8 +251,38 @@ def _content(path: str) -> bytes | None:
         return b""
 
 
+def path_regex(pattern: str) -> str:
+    r"""Convert a path pattern, in the syntax of `rg -g` and `.gitignore`, to a regular expression.
+
+    `*` and `?` match within a name, `**` across directories, `[a-z]` and `[!a-z]` one character, `{a,b}` either word;
+    `\` escapes the next character. A pattern without a slash matches a name in any directory. Every other character is
+    literal, including an unclosed bracket or brace.
+    """
+    signs = _PATTERN_SIGN.findall(pattern.removeprefix("/"))
+    expression = "" if "/" in pattern else _SIGN_MEANINGS["**/"]
+    depth = 0
+    closing = signs.count("}")
+    for sign in signs:
+        closing -= sign == "}"
+        if sign == "{" and closing > depth:
+            depth += 1
+            expression += "("
+        elif sign == "}" and depth:
+            depth -= 1
+            expression += ")"
+        elif sign == "," and depth:
+            expression += "|"
+        elif sign in _SIGN_MEANINGS:
+            expression += _SIGN_MEANINGS[sign]
+        elif len(sign) > 2:
+            expression += "[^" + sign[2:] if sign[1] == "!" else sign
+        else:
+            expression += re.escape(sign[-1])
+    return expression
+
+
 def _readable(path: str) -> str:
-    """Return a path as text; a name that is not UTF-8 is shown with replacements."""
+    """Return a path as text; bytes that are not UTF-8 become U+FFFD."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

@@ -1,7 +1,7 @@
-"""Work in a child process that is killed when its time is up, so that no pattern, tree or program can hold us up.
+"""Runs work in a child process that is killed after a time limit, so that it cannot block the caller.
 
-Holds: the caller waits no longer than the limit; what the work has written until then is kept, in bounded memory.
-Does not: pass exceptions on; work that fails says so in its text.
+Holds: the caller waits no longer than the limit; the output up to then is kept, in bounded memory.
+Does not: pass on exceptions; failed work reports its error as text.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ MAX_TEXT_BYTES = 256 * 1024
 
 
 def text_within(limit_seconds: float, work: Callable[[Callable[[str], None]], None]) -> tuple[str, bool]:
-    """Do work in a child process.
+    """Run work in a child process.
 
     Args:
-        work: Gets a function that writes a piece of the text.
+        work: Receives a function that writes a piece of the text.
 
     Returns:
-        What it has written, and whether it came to its end.
+        The written text, and whether the work finished.
     """
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.setsid()  # what the work starts ends with it
+        os.setsid()  # so that programs started by the work are killed with it
         _do(work, writing)
     os.close(writing)
     written = bytearray()
@@ -44,7 +44,7 @@ def text_within(limit_seconds: float, work: Callable[[Callable[[str], None]], No
             break
         written += piece
     os.close(reading)
-    for kill in (os.killpg, os.kill):  # the group first; the child may not have made it yet
+    for kill in (os.killpg, os.kill):  # the group first; the child may not have created it yet
         with suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -60,14 +60,14 @@ def run_program(command: list[str], limit_seconds: float) -> subprocess.Complete
             capture_output=True,
             timeout=limit_seconds,
             check=False,
-            env=None,  # the workspace's, in which this program runs itself
+            env=None,  # inherited: this program runs in the workspace's environment
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
 
 
 def _do(work: Callable[[Callable[[str], None]], None], writing: int) -> None:
-    """Do the work in the child; never returns."""
+    """Run the work in the child; never returns."""
     try:
         with os.fdopen(writing, "wb") as stream:
 

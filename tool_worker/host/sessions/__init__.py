@@ -1,4 +1,4 @@
-"""Session programs: processes beside the shell that carry out the calls of one tool each.
+"""Session programs: processes beside the shell; each runs the calls of one tool.
 
 Start with: programs.
 """

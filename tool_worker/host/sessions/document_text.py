@@ -1,8 +1,9 @@
-"""Prints the text of pages of a PDF: `document_text.py <folder of packages> <path> <first page> <last page>`.
+"""Prints the text of PDF pages: `document_text.py <folder of packages> <path> <first page> <last page>`.
 
-A separate program, because what reads a PDF is not part of the standard library, and may take long over a hostile one.
+It is a separate program because the PDF reader is not in the standard library, and because a hostile document may take
+long.
 
-Holds: what it prints is bounded, and begins with `ERROR:` where the document cannot be read.
+Holds: its output is bounded, and starts with `ERROR:` if the document cannot be read.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ MAX_PRINTED_CHARS = 24_000
 
 
 def main() -> None:
-    """Print the pages; a last page of -1 is that of the document."""
+    """Print the pages; -1 as the last page means the end of the document."""
     packages, path, first, last = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     if packages:

@@ -1,6 +1,6 @@
-"""Starts a session program in a container, on the Python and the packages of its image: `image_start.py <tool>`.
+"""Starts a session program in a container, with the Python and the packages of its image: `image_start.py <tool>`.
 
-Holds: where the image lacks something, every call is answered with what that is.
+Holds: if the image lacks a requirement, every call is answered with its name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tool_worker.host.sessions.session_wire import Result, serve
 
 
 def main() -> None:
-    """Become the program, or say for as long as anybody asks why not."""
+    """Become the program, or answer every call with the missing requirements."""
     tool = sys.argv[1]
     program = PROGRAMS[tool]
     lacking = [f"the Python package {package}" for package in program.missing]
@@ -44,7 +44,7 @@ async def _refuse(tool: str, lacking: str) -> None:
         return {"content": text, "is_error": True}
 
     async def interrupt() -> None:
-        """Nothing runs that could be stopped."""
+        """Do nothing: no call is running."""
 
     await serve(refuse, interrupt)
 

@@ -1,7 +1,7 @@
 """The session program of IPython: a real kernel, its cells, its pictures (OpenHands 10.5).
 
-Holds: variables are kept from cell to cell and lost only with the kernel, which the model then reads; a cell that
-exceeds its time is interrupted, and its kernel is killed only if that does not help.
+Holds: variables live from cell to cell. They are lost only with the kernel, and the model is notified. A cell that
+exceeds its time limit is interrupted; its kernel is killed only if the interrupt has no effect.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ MAX_TEXT_BYTES = 1_000_000
 MAX_IMAGES = 10
 MAX_IMAGE_CHARS = 5 * 2**20
 MAX_IMAGES_CHARS = 8 * 2**20
-"""Of all images of one cell, which have to fit into one event with its text."""
+"""Bound of all images of one cell; they must fit into one event together with its text."""
 RESTART = "%restart"
 LONGER = "A cell that needs longer takes a `timeout`."
 SHOW_PAGES = "--InteractiveShell.display_page=True"
-"""What `name?` tells is output; a notebook would show it beside."""
+"""Prints the help of `name?` as output; a notebook would show it in a pager."""
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 SOURCES = ("text/markdown", "text/latex", "application/json", "text/html", "image/svg+xml")
-"""Rich output that is text, the best to read first."""
+"""Rich output in text form, the most readable first."""
 
 PREPARATION = (
     f"__import__('runpy').run_path({str(Path(__file__).with_name('kernel_packages.py'))!r})['prepare'](get_ipython())"
@@ -51,7 +51,7 @@ _NO_TEXT = re.compile(r"<IPython\.core\.display\.\w+ object>|")
 
 
 class KernelDied(Exception):
-    """The kernel's process ended."""
+    """The kernel process has ended."""
 
 
 class Kernel:
@@ -78,15 +78,22 @@ class Kernel:
             **ports,  # type: ignore[arg-type]  # of ipc they are endings of file names
         )
         process = await asyncio.create_subprocess_exec(
-            # Not with the packages of the user, which may be any: they come when the kernel's own have been imported.
-            *(sys.executable, "-s", "-m", "ipykernel_launcher", "-f", path, SHOW_PAGES),
+            # -s: user packages could shadow the kernel's own; they are added after those have been imported.
+            sys.executable,
+            "-s",
+            "-m",
+            "ipykernel_launcher",
+            "-f",
+            path,
+            SHOW_PAGES,
             cwd=cwd or None,
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,
         )
         client = AsyncKernelClient(connection_file=path)
         client.load_connection_file()
-        client.start_channels(hb=False)  # its process tells whether it lives; a heartbeat fails on a busy machine
+        # no heartbeat: it fails on a busy machine, and the process shows whether the kernel is alive
+        client.start_channels(hb=False)
         kernel = cls(process, client, folder)
         try:
             async with asyncio.timeout(READY_LIMIT_SECONDS):
@@ -98,31 +105,31 @@ class Kernel:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its process lives."""
+        """Whether the kernel process is alive."""
         return self._process.returncode is None
 
     @property
     def was_killed(self) -> bool:
-        """Whether SIGKILL ended it, as the kernel of the machine does when memory runs out."""
+        """Whether SIGKILL ended the process, as the OOM killer does."""
         return self._process.returncode == -signal.SIGKILL
 
     @property
     def working_dir(self) -> str:
-        """Where it is."""
+        """The kernel's working directory; empty if it has ended."""
         try:
             return str(Path(f"/proc/{self._process.pid}/cwd").readlink())
         except OSError:
             return ""
 
     def interrupt(self) -> None:
-        """Send SIGINT, as a person would from a notebook."""
+        """Send SIGINT, as a notebook does."""
         if self.is_alive:
             os.kill(self._process.pid, signal.SIGINT)
             # A cell that awaits is cancelled by its event loop, which the signal alone does not wake.
             self._client.kernel_info()
 
     async def _answers(self) -> None:
-        """Wait until both channels are connected: what is sent before that is lost."""
+        """Wait until both channels are connected; earlier messages would be lost."""
         while self.is_alive:
             self._client.kernel_info()
             with suppress(Empty):
@@ -132,25 +139,25 @@ class Kernel:
         raise KernelDied
 
     def kill(self) -> None:
-        """Kill it and what it started in its session; returns at once."""
+        """Kill the kernel and the processes of its session, without waiting."""
         if self.is_alive:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     async def end(self) -> None:
-        """Kill it, and wait until it has ended."""
+        """Kill the kernel and wait until it has ended."""
         self._client.stop_channels()
         self.kill()
         await self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def run(self, code: str, output: Output, *, is_silent: bool = False) -> None:
-        """Run a cell to its end, taking in what it shows.
+        """Run a cell to its end and add its output to `output`.
 
         Args:
-            is_silent: Whether it counts as no cell of the agent's.
+            is_silent: Whether to run it without counting it as a cell.
 
         Raises:
-            KernelDied: the kernel ended with it.
+            KernelDied: the kernel ended during the cell.
         """
         request = self._client.execute(code, silent=is_silent, allow_stdin=False)
         ended = asyncio.create_task(self._process.wait())
@@ -169,7 +176,7 @@ class Kernel:
 
 
 class Output:
-    """What a cell has shown so far."""
+    """The output of a cell so far."""
 
     def __init__(self) -> None:
         self.images: list[str] = []
@@ -177,11 +184,11 @@ class Output:
 
     @property
     def text(self) -> str:
-        """All of the text, as a terminal would leave it; of long text the head and the tail. To be asked for once."""
+        """The text as a terminal would show it; long text is cut to its head and tail. Read this only once."""
         return self._texts.take(is_final=True)[0]
 
     def is_end(self, message: dict[str, Any]) -> bool:
-        """Take a message in; say whether it is the last one."""
+        """Add a message; return whether it is the last one."""
         content = message["content"]
         match message["msg_type"]:
             case "stream":
@@ -208,8 +215,8 @@ class Output:
 
 
 def _readable(shown: dict[str, Any]) -> str:
-    """Return the text of an output; where that only names a wrapper, what is wrapped."""
-    # Differs: the original shows the wrapper's name, of which a model learns nothing.
+    """Return an output as text. If the plain text only names a display object, return the object's source."""
+    # Differs: OpenHands shows the name of the display object, which is useless to a model.
     plain = str(shown.get("text/plain", ""))
     sources = [shown[kind] for kind in SOURCES if kind in shown]
     if not sources or not _NO_TEXT.fullmatch(plain):
@@ -218,7 +225,7 @@ def _readable(shown: dict[str, Any]) -> str:
 
 
 class IPythonSession:
-    """The kernel of a conversation, started by its first cell."""
+    """The kernel of a conversation, started by the first cell."""
 
     def __init__(self) -> None:
         self._kernel: Kernel | None = None
@@ -227,7 +234,8 @@ class IPythonSession:
 
     async def call(self, arguments: dict[str, Any]) -> Result:
         """Run a cell."""
-        code, shell_dir = str(arguments["code"]), str(arguments.get("cwd") or "")
+        code = str(arguments["code"])
+        shell_dir = str(arguments.get("cwd") or "")
         seconds = float(arguments.get("timeout") or DEFAULT_TIMEOUT_SECONDS)
         output = Output()
         self._interrupted = False
@@ -241,8 +249,9 @@ class IPythonSession:
             was_killed = self._kernel is not None and self._kernel.was_killed
             await self._end()
             note = "[The kernel died, and its variables are lost. The next cell starts a new one.]"
-            memory = str(arguments.get("memory") or "")  # what to say of the limit
-            note += f"\n{memory}" * (was_killed and bool(memory))
+            memory = str(arguments.get("memory") or "")  # the explanation of the memory limit
+            if was_killed and memory:
+                note += f"\n{memory}"
         content = output.text.rstrip("\n") + (f"\n{note}" if note else "")
         if arguments.get("include_extra", True) and self._kernel is not None:
             content += f"\n[Jupyter current working directory: {self._kernel.working_dir}]"
@@ -250,7 +259,7 @@ class IPythonSession:
         return {"content": content.lstrip("\n"), "image_urls": output.images}
 
     async def interrupt(self) -> None:
-        """Stop the cell that runs."""
+        """Interrupt the running cell."""
         self._interrupted = True
         if self._kernel is not None:
             self._kernel.interrupt()
@@ -267,7 +276,8 @@ class IPythonSession:
             await self._kernel.run(PREPARATION, Output(), is_silent=True)
             if init_code:
                 await self._kernel.run(init_code, Output())
-        elif shell_dir != self._shell_dir:  # the shell has moved since the last cell, and takes the kernel along
+        # the shell has changed its directory since the last cell; the kernel follows
+        elif shell_dir != self._shell_dir:
             self._shell_dir = shell_dir
             await self._kernel.run(f"import os; os.chdir({shell_dir!r})", Output())
         return self._kernel
@@ -301,7 +311,7 @@ class IPythonSession:
 
 def main() -> None:
     """Serve the workspace host that started this program."""
-    os.putenv("JPY_PARENT_PID", str(os.getpid()))  # a kernel ends when we do
+    os.putenv("JPY_PARENT_PID", str(os.getpid()))  # makes the kernel end together with this program
     session = IPythonSession()
     asyncio.run(serve(session.call, session.interrupt))
 

@@ -1,8 +1,8 @@
-"""Runs inside a kernel, before its first cell: packages that the agent installs can be imported there.
+"""Runs in a kernel before its first cell, so that the kernel can import packages that the agent installs.
 
-The kernel's own environment is read-only and need not be the one of the shell. So what is installed goes where `pip`
-puts it for a user (`~/.local`), by the Python that the environment was made of, and that place comes before the
-kernel's own packages. A shell whose Python has the same version uses the same place.
+The kernel's own environment is read-only and may differ from the shell's. So packages are installed in pip's user
+directory (`~/.local`) by the base Python of the environment, and that directory comes before the kernel's own packages
+on the path. A shell whose Python has the same version uses the same directory.
 
 Does not: import anything but the standard library, or leave a name in the agent's namespace.
 """
@@ -24,10 +24,10 @@ NO_PIP = "pip is not available for the kernel's Python {version}. Install packag
 
 
 class UserPackages:
-    """The place of packages that a user has installed.
+    """The directory of user-installed packages.
 
     Args:
-        folder: It may not be there yet.
+        folder: It may not exist yet.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,7 +35,7 @@ class UserPackages:
         self._changed_at = 0
 
     def refresh(self) -> None:
-        """Find what was installed since the last look, also projects that were installed for editing."""
+        """Add packages that were installed since the last call to the path, including editable installs."""
         importlib.invalidate_caches()
         try:
             changed_at = self._folder.stat().st_mtime_ns
@@ -53,16 +53,16 @@ class UserPackages:
 
 
 def prepare(shell: Any) -> None:
-    """Let a kernel's shell find what is installed, and install by `%pip`."""
+    """Make installed packages importable in a kernel's shell, and add the command `%pip`."""
     packages = UserPackages(Path(site.getusersitepackages()))
     packages.refresh()
     shell.events.register("pre_run_cell", lambda *_: packages.refresh())
     shared = sysconfig.get_path("purelib", vars={"base": sys.base_prefix})
-    if shared not in sys.path:  # pip takes what is there for installed
+    if shared not in sys.path:  # pip treats packages in this folder as installed
         sys.path.append(shared)
 
     def pip(line: str) -> None:
-        """Run pip for the Python of this kernel, such as `%pip install X`."""
+        """Run pip for this kernel's Python, for example `%pip install X`."""
         command = installer()
         if command is None:
             sys.stdout.write(NO_PIP.format(version=VERSION) + "\n")
@@ -74,7 +74,7 @@ def prepare(shell: Any) -> None:
 
 
 def installer() -> list[str] | None:
-    """Return the command of a pip that installs for the user; None: there is none."""
+    """Return the command of a pip that can install for the user; None if there is none."""
     python = Path(sys.base_prefix, "bin", f"python{VERSION}")
     bundled = sorted(Path(sys.base_prefix, "lib", f"python{VERSION}", "ensurepip", "_bundled").glob("pip-*.whl"))
     for command in ([str(python), "-m", "pip"], *([str(python), f"{wheel}/pip"] for wheel in bundled)):

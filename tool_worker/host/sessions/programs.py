@@ -1,6 +1,6 @@
-"""What session programs there are, and what each takes. Known on the tool worker and in the images of containers.
+"""The session programs and their requirements, for tool workers and container images.
 
-Does not: import anything but the standard library: an image need not have more.
+Does not: import anything but the standard library, because an image may have nothing else.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ CHROMIUM_PLACES = (
     "/usr/lib/chromium-browser/chromium-browser",
     "/opt/google/chrome/chrome",
 )
-"""Where distributions keep the program itself; what is in the search path is often a script around it."""
+"""Paths of the program itself; the command on the PATH is often a wrapper script."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A session program and what it takes.
+    """A session program and its requirements.
 
     Attributes:
-        file: below the package `tool_worker`.
-        packages: that it imports.
-        has_chromium: whether it gets the path of Chromium.
+        file: Path below the package `tool_worker`.
+        packages: The packages that it imports.
+        has_chromium: Whether it takes the path of Chromium as its argument.
     """
 
     file: str
@@ -37,7 +37,7 @@ class Program:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The packages that this Python does not have."""
+        """The required packages that this Python lacks."""
         return tuple(package for package in self.packages if find_spec(package) is None)
 
 
@@ -45,10 +45,10 @@ PROGRAMS: Mapping[str, Program] = {
     "ipython": Program("host/sessions/ipython_session.py", ("ipykernel", "jupyter_client")),
     "browser": Program("host/browser/session.py", ("playwright", "PIL"), has_chromium=True),
 }
-"""By pool, which is also the tool's name."""
+"""By pool name, which is also the tool's name."""
 
 
 def installed_chromium() -> str | None:
-    """Return where Chromium is, or None."""
+    """Return the path of Chromium, or None."""
     found = next((place for place in CHROMIUM_PLACES if Path(place).is_file()), None)
     return found or next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)

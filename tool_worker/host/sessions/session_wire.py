@@ -1,6 +1,6 @@
-"""A session program's side of the line to its workspace host; see `tool_worker.host.session_program`.
+"""A session program's end of the connection to its workspace host; see `tool_worker.host.session_program`.
 
-Holds: one call at a time; an interrupt reaches the call that runs, and no other.
+Holds: calls run one at a time; an interrupt reaches only the running call.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Result = dict[str, Any]
 
 
 async def serve(call: Callable[[dict[str, Any]], Awaitable[Result]], interrupt: Callable[[], Awaitable[None]]) -> None:
-    """Carry out calls until the host closes the line.
+    """Serve calls until the host closes the connection.
 
     Args:
-        call: Returns the result for these arguments; what it raises is the result as well.
-        interrupt: Makes the call that runs end soon.
+        call: Returns the result for the given arguments; an exception becomes an error result.
+        interrupt: Makes the running call end soon.
     """
     line = socket.socket(fileno=SESSION_FD)
     reader, writer = await asyncio.open_connection(sock=line, limit=LINE_LIMIT_BYTES)

@@ -1,4 +1,4 @@
-"""The arguments of the tool `bash`, checked."""
+"""The validated arguments of the tool `bash`."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ CONTROLS = ("", LIST, KILL, RESET)
 
 
 class BashCallError(Exception):
-    """Arguments that cannot be used; nothing was begun."""
+    """Arguments are not valid; nothing was started."""
 
 
 class BashCall:
     """One call.
 
     Args:
-        command: What to run, or, with `is_input`, what to type for the running program, with Enter at its end; a line
-            break is Enter alone, and `C-c` and its like are keys. Empty: just wait for more output.
-        timeout: Seconds until the call is answered at the latest; None: no limit.
-        blocking: Whether silence is no reason to answer.
+        command: The command to run. With `is_input`, the text to type for the running program, followed by Enter; a
+            single line break is Enter alone, and `C-c` and similar texts are keys. Empty: wait for more output.
+        timeout: Maximum seconds until the call is answered; None: no limit.
+        blocking: Whether to ignore `no_change_timeout`.
         no_change_timeout: Seconds of silence after which the call is answered.
-        cwd: Where the command runs; None: where the shell is.
-        is_static: Whether it gets a separate shell, which ends with it.
-        env: Variables that only this command has.
-        terminal: Which shell; empty: the conversation's own.
-        is_background: Whether to answer soon, while it runs.
+        cwd: The directory of the command; None: the shell's current one.
+        is_static: Whether to run the command in a separate shell that ends with it.
+        env: Variables for this command only.
+        terminal: The name of the shell; empty: the conversation's main shell.
+        is_background: Whether to answer soon, while the command runs.
         control: Instead of a command: `list` the terminals, `kill` this one, or `reset` it.
 
     Raises:
-        BashCallError: a value is not of its type, or bash could not take it.
+        BashCallError: a value has the wrong type, or bash cannot process it.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class BashCall:
         self.control = _text("control", control)
         if self.control not in CONTROLS:
             raise BashCallError(f"`control` is one of {', '.join(CONTROLS[1:])}")
-        # Differs: the original strips input too, and a program that reads Python loses its indentation.
+        # Differs: OpenHands strips input too, which destroys the indentation for a program that reads Python.
         self.command = _text("command", command) if is_input else _text("command", command).strip()
         if len(self.command.encode("utf-8", "replace")) > COMMAND_LIMIT_BYTES:
             raise BashCallError(f"`command` may have {COMMAND_LIMIT_BYTES} bytes")
@@ -68,12 +68,14 @@ class BashCall:
         self.env = _variables(env or {})
 
     def be_brief(self, seconds: float) -> None:
-        """Be answered after this time at the latest, by what the command has printed until then."""
-        self.no_change_timeout, self.timeout, self.is_brief = None, seconds, True
+        """Answer the call after this time at the latest, with the output up to then."""
+        self.no_change_timeout = None
+        self.timeout = seconds
+        self.is_brief = True
 
     @property
     def key(self) -> str | None:
-        """The key of an input like `C-c`."""
+        """The key of an input such as `C-c`; None for other input."""
         typed = self.command.strip()
         is_key = self.is_input and len(typed) == 3 and typed.startswith("C-")
         return typed[2].upper() if is_key else None

@@ -1,21 +1,21 @@
-r"""The tool `bash`: what a call does to the persistent shell, and what the model reads of it.
+"""The tool `bash`: applies calls to the persistent shell and writes their results for the model.
 
 States, limits and most of the wording follow OpenHands' BashSession (0.62), without a terminal multiplexer and without
 polling.
 
-Holds: each call is answered exactly once, whatever happens to the shell; the shell outlives a command that timed out,
-and the next call can wait for it, type for it or interrupt it.
+Holds: each call is answered exactly once, whatever happens to the shell. The shell survives a command that timed out,
+and the next call can wait for that command, send it input or interrupt it.
 Does not: run two commands at once.
 """
 
-# Differs: TERM is dumb and escape sequences are taken out, because the reader is a model and not a screen.
-# Differs: output between two commands, and the rest of a command that ended unobserved, come with the next answer,
-#   because the original loses them.
-# Differs: of long output the head and the tail are kept, because errors stand at both ends; the original keeps the
-#   last 10,000 lines.
-# Differs: a command that ends the shell is answered with its exit code and followed by a new shell in the same
-#   directory; the original hangs.
-# Differs: blanks at the beginning of the output are kept, because they are output; the original strips them.
+# Differs: TERM is dumb and escape sequences are removed, because the reader is a model and not a screen.
+# Differs: output between two commands, and the rest of a command that ended after its call was answered, come with the
+#   next result; OpenHands loses them.
+# Differs: long output is cut to its head and tail, because errors appear at both ends; OpenHands keeps the last 10,000
+#   lines.
+# Differs: if a command ends the shell, the result has its exit code, and a new shell starts in the same directory;
+#   OpenHands hangs.
+# Differs: leading blanks of the output are kept, because they are output; OpenHands strips them.
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CANCEL_STEPS_SECONDS = (0.2, 0.5)
-"""When a cancelled command gets a second SIGINT, as bash loses one between two programs, and when it is killed."""
+"""When a cancelled command gets a second SIGINT, because bash loses one between two programs; and when it is killed."""
 
 COMPLETED = "completed"
 NO_CHANGE_TIMEOUT = "no_change_timeout"
@@ -46,8 +46,13 @@ REFUSED = "refused"
 
 KILLED = 128 + 9
 MEMORY_WORDS = (
-    *("Killed  ", "Killed\n"),  # bash fills up behind the word, or ends the line with it
-    *("MemoryError", "Cannot allocate memory", "bad_alloc", "JavaScript heap out of memory"),
+    # bash pads the word with blanks, or ends the line after it
+    "Killed  ",
+    "Killed\n",
+    "MemoryError",
+    "Cannot allocate memory",
+    "bad_alloc",
+    "JavaScript heap out of memory",
 )
 MEMORY_WORDS_CHARS = 4000
 
@@ -77,7 +82,7 @@ Result = dict[str, object]
 
 
 class BashSession:
-    """The shell of a conversation, and the call that waits for it, if any."""
+    """The shell of a conversation, and the call in progress, if any."""
 
     def __init__(
         self, loop: Loop, children: Children, configuration: HostConfiguration, *, cwd: str | None = None
@@ -90,11 +95,13 @@ class BashSession:
         self._call: BashCall | None = None
         self._finish: Callable[[Result], None] | None = None
         self._username = _username()
-        self._began_at = self._changed_at = 0.0
+        self._began_at = 0.0
+        self._changed_at = 0.0
         self._is_cancelled = False
         self._cancelled_at = 0.0
         self._unobserved: tuple[str, str, int, dict[str, object]] | None = None
-        self._notice = self._command = ""
+        self._notice = ""
+        self._command = ""
         self._limits = loop.timer(self._check_limits)
         self._escalation = loop.timer(self._escalate)
         self._shell = self._new_shell()
@@ -106,12 +113,12 @@ class BashSession:
 
     @property
     def working_dir(self) -> str:
-        """Where the latest command has left the shell."""
+        """The shell's directory after the latest command."""
         return self._working_dir
 
     @property
     def has_running_command(self) -> bool:
-        """Whether a command runs in the shell; also one that was answered when it timed out."""
+        """Whether a command runs in the shell, including one whose call was answered on a timeout."""
         return self._shell.is_busy
 
     @property
@@ -120,7 +127,7 @@ class BashSession:
         return self._shell.pid
 
     def announce_new_shell(self) -> None:
-        """Let the next answer say that what an earlier shell knew is gone."""
+        """Add a notice to the next result: the state of an earlier shell is lost."""
         self._notice = (
             f"[The previous shell has ended, and this is a new one in {self._working_dir}. Lost: shell variables and "
             "functions, the current directory, other terminals and all programs that were running"
@@ -128,10 +135,13 @@ class BashSession:
         )
 
     def start(self, call: BashCall, finish: Callable[[Result], None]) -> None:
-        """Begin a call; `finish` gets its result, maybe at once. No other may be in progress."""
+        """Start a call; `finish` receives its result, possibly at once. No other call may be in progress."""
         assert self._finish is None
-        self._call, self._finish = call, finish
-        self._began_at = self._changed_at = self._loop.now()
+        self._call = call
+        self._finish = finish
+        now = self._loop.now()
+        self._began_at = now
+        self._changed_at = now
         if self._shell.is_busy:
             self._notice = BELOW
             self._continue(call)
@@ -143,7 +153,7 @@ class BashSession:
             self._run(call)
 
     def interrupt(self) -> bool:
-        """Stop what runs in the shell: SIGINT, and SIGKILL half a second later. Return whether anything ran."""
+        """Stop the running command: SIGINT, and SIGKILL half a second later. Return whether a command was running."""
         if not self._shell.is_busy:
             return False
         if not self._is_cancelled:
@@ -155,16 +165,16 @@ class BashSession:
 
     @property
     def command(self) -> str:
-        """The latest command that was begun."""
+        """The latest command that was started."""
         return self._command
 
     @property
     def has_news(self) -> bool:
-        """Whether a command has ended and nobody has asked since."""
+        """Whether a command has ended whose result was not reported yet."""
         return self._unobserved is not None
 
     def leave(self) -> None:
-        """End the shell, and nothing that it has started; no call may be in progress."""
+        """End the shell without killing its jobs; no call may be in progress."""
         self._drop_timers()
         if self._shell.state != ENDED:
             self._shell.leave()
@@ -176,7 +186,7 @@ class BashSession:
         self.close()
 
     def close(self) -> None:
-        """Kill the shell; a call in progress is not answered any more."""
+        """Kill the shell; a call in progress gets no answer."""
         self._finish = None
         self._drop_timers()
         if self._shell.state != ENDED:
@@ -203,7 +213,7 @@ class BashSession:
         self._arm()
 
     def _continue(self, call: BashCall) -> None:
-        """Continue with the command that is running."""
+        """Apply a call to the running command."""
         if call.command and not call.is_input:
             text = (
                 f'\n[Your command "{call.command}" is NOT executed. The previous command is still running - a new '
@@ -220,7 +230,7 @@ class BashSession:
             self._arm()
 
     def _report_unobserved(self, call: BashCall) -> None:
-        """Answer with a command that ended while nobody asked."""
+        """Answer with the result of a command that ended between two calls."""
         assert self._unobserved is not None
         content, suffix, omitted_bytes, facts = self._unobserved
         self._unobserved = None
@@ -240,7 +250,9 @@ class BashSession:
 
     def _check_limits(self) -> None:
         assert self._call is not None
-        now, silence, limit = self._loop.now(), self._call.no_change_timeout, self._call.timeout
+        now = self._loop.now()
+        silence = self._call.no_change_timeout
+        limit = self._call.timeout
         if silence is not None and now >= self._changed_at + silence:
             text = f"\n[The command has no new output after {silence:g} seconds. {NEXT_STEPS}]"
             self._answer(NO_CHANGE_TIMEOUT, suffix=text)
@@ -257,7 +269,7 @@ class BashSession:
     def _ended(self, end: CommandEnd) -> None:
         self._working_dir = end.working_dir
         if self._is_cancelled:
-            # An interrupt that comes between fork and wait ends the command, but not the program that it has forked.
+            # An interrupt between fork and wait ends the command, but not the program that bash has just forked.
             self._shell.kill_started()
         facts = {
             "exit_code": end.exit_code,
@@ -276,7 +288,7 @@ class BashSession:
         if last_state == IDLE:
             self._notice = gone
         elif last_state == SUBMITTED and self._call is not None and self._finish is not None and not self._notice:
-            # It ended just before it was given the command, which has not begun and gets a second chance.
+            # The shell ended just before it received the command. The command has not started and is run again.
             self._notice = gone
             self._run(self._call)
         else:
@@ -288,13 +300,15 @@ class BashSession:
 
     def _complete(self, facts: dict[str, object], note: str) -> None:
         key = self._call.key if self._call is not None and self._finish is not None else None
-        suffix = f"\n[The command completed with exit code {facts['exit_code']}.{f' CTRL+{key} was sent.' * bool(key)}]"
+        sent = f" CTRL+{key} was sent." if key else ""
+        suffix = f"\n[The command completed with exit code {facts['exit_code']}.{sent}]"
         self._conclude(facts, suffix + note)
 
     def _conclude(self, facts: dict[str, object], suffix: str) -> None:
-        """Answer the call that waits, or else the next one, with the end of the command."""
+        """Pass the end of the command to the call in progress, or keep it for the next call."""
         self._escalation.set(None)
-        suffix += "\n[The command was cancelled.]" * self._is_cancelled
+        if self._is_cancelled:
+            suffix += "\n[The command was cancelled.]"
         if self._finish is not None:
             self._answer(CANCELLED if self._is_cancelled else COMPLETED, suffix=suffix, facts=facts)
         else:
@@ -304,12 +318,12 @@ class BashSession:
     def _answer(
         self, state: str, *, suffix: str = "", text: str | None = None, facts: dict[str, object] | None = None
     ) -> None:
-        """Answer with the output so far, or with `text` in its place."""
+        """Answer with the output so far, or with `text` instead."""
         content, omitted_bytes, where = (text, 0, "") if text is not None else self._taken(is_final=facts is not None)
         self._deliver(state, content.rstrip(), suffix + where, omitted_bytes, facts or {})
 
     def _taken(self, *, is_final: bool) -> tuple[str, int, str]:
-        """Return the output since the last time, how many bytes it lacks, and where all of it is if that is long."""
+        """Return the new output, the number of omitted bytes, and a note about the file of a long output."""
         content, omitted_bytes = self._shell.output.take(is_final=is_final)
         where = self._shell.whole_output.note() if omitted_bytes or len(content) > LONG_OUTPUT_BYTES else ""
         if is_final:
@@ -321,9 +335,10 @@ class BashSession:
         prefix, self._notice = self._notice, ""
         self._limits.set(None)
         assert finish is not None
-        if state == COMPLETED and (facts.get("exit_code") == KILLED or _names_memory(content)):
-            suffix += f"\n{self._configuration.memory}" * bool(self._configuration.memory)
-        # Exit code -1 stands for a command that is still running.
+        memory = self._configuration.memory
+        if memory and state == COMPLETED and (facts.get("exit_code") == KILLED or _names_memory(content)):
+            suffix += f"\n{memory}"
+        # Exit code -1 means that the command is still running.
         metadata = {"exit_code": -1, "pid": -1, **facts, "prefix": prefix, "suffix": suffix}
         finish({"content": content, "state": state, "omitted_bytes": omitted_bytes, "metadata": metadata})
 
@@ -340,7 +355,7 @@ class BashSession:
 
 
 def _names_memory(content: str) -> bool:
-    """Say whether the output ends with a program that got no memory, though the command itself may have succeeded."""
+    """Return whether the output ends with an out-of-memory message; the command itself may have succeeded."""
     end = content[-MEMORY_WORDS_CHARS:] + "\n"
     return any(word in end for word in MEMORY_WORDS)
 
@@ -353,7 +368,7 @@ def _username() -> str:
 
 
 def _python_on(search_path: str) -> str | None:
-    """Find what `which python` finds, or python3, which is all that some systems have."""
+    """Return the path of `python`, or of `python3`, which is the only name on some systems."""
     for name in ("python", "python3"):
         for directory in search_path.split(":"):
             candidate = os.path.join(directory, name)

@@ -1,6 +1,6 @@
 """Terminal output that has not been reported yet, in bounded memory.
 
-Holds: of long output the head and the tail are kept; ASCII without control characters costs no look at each character.
+Holds: long output is cut to its head and its tail; plain ASCII is passed on without a look at each character.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _PLAIN = bytes(range(0x20, 0x7F)) + b"\t\n"
 
 
 class OutputBuffer:
-    """Output that has not been reported: its head and its tail, and how much was left out between them.
+    """Unreported output: its head, its tail, and the number of omitted bytes between them.
 
     Args:
-        file: gets all of it, too.
+        file: Also receives all output.
     """
 
     def __init__(self, limit_bytes: int, file: OutputFile | None = None) -> None:
@@ -29,7 +29,7 @@ class OutputBuffer:
         self._omitted = 0
 
     def add(self, chunk: bytes) -> None:
-        """Take more output."""
+        """Add output."""
         if self._file is not None:
             self._file.add(chunk)
         self._keep(chunk)
@@ -42,14 +42,16 @@ class OutputBuffer:
             self._drop_excess()
 
     def take(self, *, is_final: bool) -> tuple[str, int]:
-        """Return the text since the last call and how many bytes it lacks in the middle.
+        """Return the text since the last call, and the number of bytes omitted from its middle.
 
         Args:
-            is_final: Nothing follows that could complete the last character or escape sequence; otherwise a half one
-                stays for the next call.
+            is_final: Whether no more output can complete the last character or escape sequence. If False, an incomplete
+                one is kept for the next call.
         """
         self._drop_excess()
-        head, tail, omitted = bytes(self._head), bytes(self._tail), self._omitted
+        head = bytes(self._head)
+        tail = bytes(self._tail)
+        omitted = self._omitted
         self._head.clear()
         self._tail.clear()
         self._omitted = 0

@@ -1,8 +1,8 @@
-"""The whole of a long output, in a file of the workspace's temporary directory, for the model to search.
+"""Saves the whole of a long output in a file of the workspace's temporary directory, for the model to search.
 
-Holds: a short output makes no file; files are bounded one by one and together, the oldest go first; a file that cannot
-be written costs no command anything but the file.
-Does not: take escape sequences out. Nor survive the temporary directory.
+Holds: a short output creates no file; the size of each file and of all files together is bounded, and the oldest are
+removed first; a write error does not affect the command.
+Does not: remove escape sequences, or outlive the temporary directory.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import os
 
 FOLDER = "command-output"
 LONG_OUTPUT_BYTES = 30_000
-"""From here on a prompt shows an output cut, unless its limit is set higher (OpenHands: `max_message_chars`)."""
+"""Prompts cut longer outputs, unless their limit is set higher (OpenHands: `max_message_chars`)."""
 MAX_FILE_BYTES = 16 * 2**20
 MAX_FOLDER_BYTES = 64 * 2**20
 _MAX_NAME_DIGITS = 9
 
 
 class OutputFile:
-    """Takes the output of one command after another.
+    """Receives the output of one command after another.
 
     Args:
         temporary: The directory for temporary files.
@@ -34,7 +34,7 @@ class OutputFile:
         self._written = 0
 
     def add(self, chunk: bytes) -> None:
-        """Take more output."""
+        """Add output."""
         self._size += len(chunk)
         if self._descriptor >= 0:
             self._write(chunk)
@@ -46,7 +46,7 @@ class OutputFile:
                 self._begun.clear()
 
     def note(self) -> str:
-        """Return where the output of the present command is, for the model; nothing if it is in no file."""
+        """Return a note for the model with the path of the current command's output; empty if there is no file."""
         if not self._written or self._has_failed:
             return ""
         what = "The whole output"
@@ -55,11 +55,15 @@ class OutputFile:
         return f"\n[{what} ({self._size} bytes) is in {self._path}; search it with grep, or view parts of it.]"
 
     def end(self) -> None:
-        """Begin with the next command."""
+        """Close the file; the next output belongs to another command."""
         self._begun.clear()
         if self._descriptor >= 0:
             os.close(self._descriptor)
-        self._descriptor, self._path, self._has_failed, self._size, self._written = -1, "", False, 0, 0
+        self._descriptor = -1
+        self._path = ""
+        self._has_failed = False
+        self._size = 0
+        self._written = 0
 
     def _open(self) -> None:
         try:
@@ -72,7 +76,7 @@ class OutputFile:
             self._has_failed = True
 
     def _make_room(self) -> int:
-        """Remove the oldest files until one more has room; return the highest number of those that were there."""
+        """Remove the oldest files until there is room for one more; return the highest number that was in use."""
         numbers = sorted(
             int(stem)
             for stem, dot, ending in (name.partition(".") for name in os.listdir(self._folder))
@@ -88,7 +92,7 @@ class OutputFile:
 
     def _write(self, chunk: bytes) -> None:
         room = MAX_FILE_BYTES - self._written
-        # A NUL would make the file look binary to whatever searches it.
+        # A NUL would make search tools treat the file as binary.
         left = memoryview(chunk[:room].replace(b"\0", b" "))
         try:
             while left:
@@ -96,4 +100,4 @@ class OutputFile:
                 self._written += count
                 left = left[count:]
         except OSError:
-            return  # the disk is full, or the file is gone: what is there stays, and the note says how much that is
+            return  # the disk is full or the file was removed; the written part stays, and the note gives its size

@@ -1,12 +1,13 @@
-r"""A persistent bash on a pseudo-terminal.
+"""A persistent bash on a pseudo-terminal.
 
 Bash is interactive, so an interrupt ends the command and not the shell, and job control works. It reads its commands
-from a socket instead of the terminal: no line limit, no echo, and text typed for a program is never run as a command.
-Its own standard error is /dev/null, so prompts and traces of our lines are seen by nobody.
+from a socket instead of the terminal: there is no line limit and no echo, and text typed for a program is never run as
+a command. Its own standard error is /dev/null, which hides prompts and traces of our lines.
 
-Holds: one command at a time; output costs bounded memory; what a program prints cannot end a command; a bash that takes
-no commands any more, whatever a command did to it, is ended within `UNRESPONSIVE_SECONDS`.
-Does not: survive a command that ends it (`exit`, `exec`, `kill $$`): `on_exit` tells, and a new shell is a new object.
+Holds: one command at a time; output takes bounded memory; a program's output cannot end a command; a bash that does
+not accept commands any more is ended within `UNRESPONSIVE_SECONDS`.
+Does not: survive a command that ends it (`exit`, `exec`, `kill $$`); `on_exit` reports it, and a new shell is a new
+object.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 BASH = "/bin/bash"
 ROWS = COLUMNS = 1000
 INPUT_LINE_LIMIT_BYTES = 4095
-"""What a terminal takes as one line from a program's point of view; the kernel drops the rest."""
+"""Maximum length of a terminal input line; the kernel drops the rest."""
 
 IDLE = "idle"
 SUBMITTED = "submitted"
@@ -41,22 +42,22 @@ BEGUN = "begun"
 ENDED = "ended"
 
 KILL_ROUNDS = 50
-"""How often to look for more of what a command started; a fork bomb wins longer only until the workspace is closed."""
+"""Maximum searches for more processes of a command; a fork bomb that survives them ends with the workspace."""
 
 REPEAT_SECONDS = 0.2
 REPEATS = 24
-"""When Ctrl-C is pressed again that nobody got, and how often: see `press`."""
+"""Interval and maximum number of repetitions of a lost Ctrl-C: see `press`."""
 
 HANG_CHECK_SECONDS = 2.5
 UNRESPONSIVE_SECONDS = {SUBMITTED: 30.0, BEGUN: 5.0}
-"""How long a command may not have begun (on a busy machine also bash itself has yet to), or be over and not said so."""
+"""Maximum time until a command starts (includes the start of bash on a busy machine), or until its end is reported."""
 
 _READ_BYTES = 65536
 _MAX_FD = 1 << 20
 
 
 class ShellEvents:
-    """Whom a shell tells what happens: output, the end of a command, its own end (exit code, state until then)."""
+    """The callbacks of a shell: output, the end of a command, its own end (exit code, state until then)."""
 
     __slots__ = ("on_end", "on_exit", "on_output")
 
@@ -76,13 +77,13 @@ class Shell:
     """One bash.
 
     Raises:
-        OSError: the machine, or a limit, has no terminal or no process left.
+        OSError: the machine or a limit allows no further terminal or process.
 
     Attributes:
-        state: `IDLE`; `SUBMITTED`: it has been given a command; `BEGUN`: the command runs; `ENDED`: bash is no more.
-        output: what has been printed and not yet taken.
-        whole_output: what the present command has printed.
-        is_unresponsive: whether it was ended because it took no commands any more.
+        state: `IDLE`; `SUBMITTED`: a command was sent; `BEGUN`: the command runs; `ENDED`: bash has exited.
+        output: The unreported output.
+        whole_output: The whole output of the current command.
+        is_unresponsive: Whether the shell was ended because it did not accept commands any more.
     """
 
     def __init__(
@@ -130,11 +131,11 @@ class Shell:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it has a command."""
+        """Whether a command was submitted or runs."""
         return self.state in (SUBMITTED, BEGUN)
 
     def submit(self, command: str, *, environment: dict[str, str], cwd: str | None) -> None:
-        """Run a command; the shell must be idle. `cwd` moves the shell, as `cd` would."""
+        """Run a command; the shell must be idle. `cwd` moves the shell, like `cd`."""
         assert self.state == IDLE
         self._nonce = os.urandom(16).hex()
         self._scanner.expect(self._nonce.encode())
@@ -155,7 +156,7 @@ class Shell:
         self._hang_check.set(self._loop.now() + HANG_CHECK_SECONDS)
 
     def type_text(self, text: str) -> bool:
-        """Type lines for the running program, the last with Enter too; false if the terminal would cut one."""
+        """Type lines and a final Enter for the running program; return False if the terminal would cut a line."""
         line = text.removesuffix("\n").encode("utf-8", "replace") + b"\n"
         is_by_line = termios.tcgetattr(self._slave)[3] & termios.ICANON
         if is_by_line and max(map(len, line.split(b"\n"))) > INPUT_LINE_LIMIT_BYTES:
@@ -164,11 +165,11 @@ class Shell:
         return True
 
     def press(self, key: str) -> None:
-        """Press Ctrl and this key, for the running program.
+        r"""Press Ctrl and this key, for the running program.
 
-        Ctrl-C reaches nobody where one program of the command has just ended, or the next is not yet more than a copy
-        of bash: the command continues as if nothing had happened. It is pressed again then, until somebody gets it.
-        So is the key that quits, where the program that it was meant for still runs; no other one gets it.
+        Ctrl-C is lost if it comes just after one program of the command has ended, or while the next is still a copy of
+        bash before exec; the command then continues. So Ctrl-C is repeated until a program receives it. Ctrl-\ is
+        repeated while the same program still runs, so that no other program receives it.
         """
         if key.upper() == "C":
             self._repeats_left = REPEATS
@@ -180,7 +181,7 @@ class Shell:
             self._type(bytes([ord(key.upper()) & 0x1F]))
 
     def interrupt(self) -> None:
-        """Send SIGINT to the foreground, whatever state the terminal is in."""
+        """Send SIGINT to the foreground process group, whatever state the terminal is in."""
         foreground = os.tcgetpgrp(self._master)
         if self.state == BEGUN and foreground > 0:
             try:
@@ -190,8 +191,9 @@ class Shell:
             self._ask_for_end_again()
 
     def kill(self) -> None:
-        """Kill the shell and what the present command started; earlier background jobs continue."""
-        # Looked up before, because a tree falls apart with its root; killed after, so that bash cannot say "Killed".
+        """Kill the shell and the processes of the current command; earlier background jobs continue."""
+        # Find the processes first, because the tree falls apart with its root. Kill them after bash, which would print
+        # "Killed".
         victims = self._started()
         kill(self.pid)
         for pid in victims:
@@ -199,13 +201,13 @@ class Shell:
         self.kill_started()
 
     def leave(self) -> None:
-        """End the shell, and nothing that it has started."""
+        """End the shell without killing its jobs."""
         kill(self.pid)
 
     def kill_started(self) -> None:
-        """Kill what the latest command started and left behind."""
+        """Kill the processes that the latest command has left behind."""
         killed: set[int] = set()
-        # Again until nobody is new: who was about to fork when it was looked up has a child that was not.
+        # Repeat until no new process is found: a process may have forked between being found and being killed.
         for _ in range(KILL_ROUNDS):
             victims = set(self._started()) - killed
             for pid in victims:
@@ -215,12 +217,12 @@ class Shell:
             killed |= victims
 
     def _started(self) -> list[int]:
-        """Return what the latest command started, daemons included; what other shells started is not among it."""
+        """Return the processes of the latest command, daemons included, but not those of other shells."""
         spared = (self._earlier | self._reaper.watched) - {self.pid}
         return [pid for pid in started_since(os.getpid(), self._command_tick, spared) if pid != self.pid]
 
     def _type(self, keys: bytes) -> None:
-        # Before the command begins, an interrupt would hit bash in the middle of reading it.
+        # An interrupt before the start of the command would hit bash while it reads the command.
         if self.state == BEGUN:
             self._to_program.write(keys)
         else:
@@ -240,43 +242,44 @@ class Shell:
         self._repeat_for(group, self._press_quit_again, is_handled=is_handled)
 
     def _repeat_for(self, group: int, again: Callable[[], None], *, is_handled: bool) -> None:
-        """Look in a moment whether what was pressed has reached a group of processes, unless that is for it to say."""
+        """Schedule a check whether the group has received the key, unless a program handles the signal itself."""
         is_signal = self.state == BEGUN and termios.tcgetattr(self._slave)[3] & termios.ISIG
         if is_signal and self._repeats_left > 0 and not is_handled:
             self._repeats_left -= 1
-            self._pressed_for, self._again = group, again
+            self._pressed_for = group
+            self._again = again
             self._repeat.set(self._loop.now() + REPEAT_SECONDS)
 
     def _press_again(self) -> None:
         self._again()
 
     def _press_quit_again(self) -> None:
-        """Press the key that quits again, where the program that it was meant for still runs."""
+        r"""Press Ctrl-\ again if the program that it was meant for still runs."""
         if self.state == BEGUN and os.tcgetpgrp(self._master) == self._pressed_for:
             self._press_quit()
 
     def _press_interrupt_again(self) -> None:
-        """Press Ctrl-C again where the command still runs, but not the program that it was meant for."""
+        """Press Ctrl-C again if the command still runs, but not the program that it was meant for."""
         group = os.tcgetpgrp(self._master)
         if group == self._pressed_for == self.pid:
-            self._repeats_left -= 2  # bash loses few, and may have been given a trap
+            self._repeats_left -= 2  # fewer repeats: bash itself rarely loses one, and may have a trap
         if self.state == BEGUN and (group != self._pressed_for or group == self.pid or self._has_started(group)):
             self._press_interrupt()
 
     def _has_handler(self, group: int, number: signal.Signals) -> bool:
-        """Say whether a program that handles a signal leads this group: what happens then is for it to say."""
+        """Return whether the leader of this group is a program that handles the signal and so decides itself."""
         return self._has_started(group) and handles(group, number)
 
     def _has_started(self, group: int) -> bool:
-        """Say whether a program leads this group: not bash, nor a copy of it that has yet to become the program."""
+        """Return whether a program leads this group, rather than bash or a copy of bash before exec."""
         return command_line(group) not in (b"", command_line(self.pid))
 
     def _ask_for_end_again(self) -> None:
-        # The interrupt may arrive when the command has just ended and discard the line that says so.
+        # The interrupt may arrive just after the command has ended, and discard the line that prints the end mark.
         self._to_bash.write(end_line(self._nonce, self._terminal))
 
     def _check_responsive(self) -> None:
-        """End a bash that will not say any more that the command has ended."""
+        """Kill a bash that does not report the start or the end of its command."""
         now = self._loop.now()
         if self.state == SUBMITTED or self._input() == self._source:
             self._unresponsive_since = self._unresponsive_since or now
@@ -289,14 +292,14 @@ class Shell:
         self._hang_check.set(now + HANG_CHECK_SECONDS)
 
     def _input(self) -> str:
-        """Return what bash reads: the socket between two commands, for its lines and also while it makes a prompt."""
+        """Return the file that bash reads: the socket between two commands, also while it prints a prompt."""
         try:
             return os.readlink(f"/proc/{self.pid}/fd/0")
         except OSError:
             return ""
 
     def _settle_terminal(self) -> None:
-        """Undo what earlier programs did to the terminal: no echo, no translation, nothing left to read."""
+        """Reset the terminal after earlier programs: no echo, no translation, no pending input."""
         attributes = termios.tcgetattr(self._slave)
         attributes[0] = (attributes[0] | termios.ICRNL | termios.BRKINT) & ~(termios.IXON | termios.IGNCR)
         attributes[1] &= ~termios.OPOST
@@ -311,7 +314,7 @@ class Shell:
         except BlockingIOError:
             return
         except OSError:
-            # The terminal was hung up; the exit status reports that the shell has ended.
+            # The terminal was hung up; the exit status reports the end of the shell.
             self._loop.on_readable(self._master, None)
             return
         self._scan(chunk)
@@ -338,12 +341,12 @@ class Shell:
         end = CommandEnd(mark.fields)
         self._previous_exit_code = end.exit_code
         if self._input() not in (self._source, ""):
-            # It has lost the socket and takes its commands from elsewhere.
+            # Bash does not read the socket any more and takes its commands from elsewhere.
             self.kill()
         self._events.on_end(end)
 
     def _exited(self, exit_code: int) -> None:
-        # What the terminal still holds was written before the end; a job that keeps writing must not keep us here.
+        # Read the output from before the exit; the deadline covers jobs that keep writing.
         deadline = self._loop.now() + 0.5
         while self._loop.now() < deadline:
             try:
@@ -376,7 +379,7 @@ def _become_bash(terminal: int, commands: socket.socket, configuration: HostConf
             os.dup2(source, target)
         os.closerange(3, _MAX_FD)
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
-            # What is ignored when bash starts stays ignored in everything it starts.
+            # Signals that are ignored when bash starts stay ignored in all its children.
             signal.signal(number, signal.SIG_DFL)
         lower_limits(configuration)
         for directory in (cwd, configuration.workspace, "/"):

@@ -1,7 +1,7 @@
-"""The terminals of a conversation: its own shell, others by name, and one for each background job.
+"""The terminals of a conversation: its main shell, named shells, and one for each background job.
 
-A background job is a command in a terminal, so what can be done with it is what can be done with any command that still
-runs: look at its output, type for it, interrupt it, wait for its end.
+A background job is a command in a separate terminal. So it supports everything that a running command supports:
+reading its output, typing, interrupting, waiting for its end.
 
 Holds: each call is answered exactly once; there are at most `TERMINALS_LIMIT` terminals. They end with the host.
 """
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 MAIN = "main"
 TERMINALS_LIMIT = 16
 BRIEF_SECONDS = 1.0
-"""How long a call to a background job takes unless it says otherwise: long enough for a command that fails at once."""
+"""Default duration of a call to a background job: long enough for a command that fails at once."""
 SHOWN_COMMAND_CHARS = 100
 GONE = "Terminals and background jobs end with the workspace's processes, which end when nobody uses them."
 
 
 class Terminal:
-    """A shell with a name; `is_job`: it was made for one command, and ends with it."""
+    """A named shell; `is_job`: it was made for one command and ends with it."""
 
     def __init__(self, session: BashSession, began_at: float, *, is_job: bool) -> None:
         self.session = session
@@ -50,20 +50,20 @@ class Terminals:
 
     @property
     def resting_pids(self) -> set[int]:
-        """The shells that wait for a command."""
+        """The pids of idle shells."""
         sessions = [self.main, *(terminal.session for terminal in self._others.values())]
         return {session.shell_pid for session in sessions if not session.has_running_command}
 
     def is_free(self, call: BashCall) -> bool:
-        """Say whether a call can begin now: each terminal has one at a time."""
+        """Return whether a call can start now; each terminal runs one call at a time."""
         session = self._named(call.terminal)
         return call.is_static or bool(call.control) or session is None or not session.is_busy
 
     def begin(self, call: BashCall, finish: Finish) -> BashSession | None:
-        """Begin a call; `finish` gets its result, maybe at once.
+        """Start a call; `finish` receives its result, possibly at once.
 
         Returns:
-            What can interrupt it; None: it is answered already.
+            The session to interrupt; None if the call is already answered.
         """
         if call.control:
             finish(_told(self._controlled(call)))
@@ -76,7 +76,10 @@ class Terminals:
             name = f"job-{self._jobs}"
         session = self._named(name)
         if session is None:
-            refusal = self._refusal(call, name) or self._open(name, is_job=not call.terminal)
+            if call.is_input or not call.command:
+                refusal = f"There is no terminal `{name}`. {GONE}\n{self._listed()}"
+            else:
+                refusal = self._open(name, is_job=not call.terminal)
             if refusal:
                 finish(_told(f"ERROR: {refusal}", is_error=True))
                 return None
@@ -94,7 +97,7 @@ class Terminals:
         return session
 
     def close(self) -> None:
-        """Kill all shells; no call is answered any more."""
+        """Kill all shells; pending calls get no answer."""
         self.main.close()
         for terminal in self._others.values():
             terminal.session.close()
@@ -106,14 +109,8 @@ class Terminals:
         terminal = self._others.get(name)
         return terminal.session if terminal is not None else None
 
-    def _refusal(self, call: BashCall, name: str) -> str:
-        """Return why a terminal that is not there is not made for this call."""
-        if call.is_input or not call.command:
-            return f"There is no terminal `{name}`. {GONE}\n{self._listed()}"
-        return ""
-
     def _open(self, name: str, *, is_job: bool) -> str:
-        """Make a terminal where the main shell is; return why that cannot be."""
+        """Create a terminal in the main shell's directory; return the error text, or empty."""
         if len(self._others) >= TERMINALS_LIMIT:
             self._forget_ended_job()
         if len(self._others) >= TERMINALS_LIMIT:
@@ -181,7 +178,9 @@ class Terminals:
 
     def _state(self, name: str, session: BashSession) -> str:
         command = session.command.partition("\n")[0]
-        shown = command[:SHOWN_COMMAND_CHARS] + "…" * (command != session.command or len(command) > SHOWN_COMMAND_CHARS)
+        shown = command[:SHOWN_COMMAND_CHARS]
+        if shown != session.command:
+            shown += "…"
         if session.has_running_command:
             terminal = self._others.get(name)
             lasted = f" for {self._loop.now() - terminal.began_at:.0f} s" if terminal is not None else ""

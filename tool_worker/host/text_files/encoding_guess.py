@@ -1,16 +1,15 @@
-"""Which old encoding a file without a byte order mark probably has: Chinese, Japanese, Korean, Cyrillic, or UTF-16.
+"""Guesses the legacy encoding of a file without a byte order mark: Chinese, Japanese, Korean, Cyrillic, or UTF-16.
 
-Each of these is read strictly and judged by the characters that come out: texts are made of the frequent ones, which
-the standards put together, and of words that begin with their only capital letter. Western European text has single
-letters that are not ASCII among many that are; it is none of these.
+Each candidate is decoded strictly and scored by the resulting characters. East Asian text mostly uses frequent
+characters, which the standards group together; Cyrillic words have lower-case letters after the first one. Western
+European text has single non-ASCII letters among many ASCII ones and matches no candidate.
 
-Holds: what is guessed gives back every byte of the content; a binary file is not text; the time is that of a few
-decodings.
-Does not: tell short texts apart in every case, or know encodings of Greek, Hebrew, Arabic, Thai and others.
+Holds: a guessed encoding reproduces every byte of the content; a binary file is not text; the cost is a few decodings.
+Does not: recognize short texts in every case, or encodings of Greek, Hebrew, Arabic, Thai and others.
 """
 
-# Differs: not the statistical detector of the original, which is a dependency inside the sandbox. The four rules here
-#   know fewer encodings and take no other part of the machine.
+# Differs: OpenHands uses a statistical detector, which would be a dependency inside the sandbox. The four rules here
+#   know fewer encodings and need only the standard library.
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ ENOUGH = 0.8
 MOST_DAMAGED = 0.01
 LEAST_UTF_16_BYTES = 8
 LEAST_LETTERS = 4
-"""So many different ones has a Cyrillic text."""
+"""Minimum number of different letters of a Cyrillic text."""
 LEAST_ADJACENT = 0.6
 
 _FREQUENT_LEADS = {
@@ -36,10 +35,10 @@ _CYRILLIC = ("cp1251", "koi8_r")
 
 
 def guess(content: bytes) -> str | None:
-    """Return the name of the codec, or None if it is none of those that are known here.
+    """Return the name of the codec, or None if no known encoding fits.
 
     Args:
-        content: neither UTF-8 nor with a byte order mark.
+        content: Bytes that are not UTF-8 and have no byte order mark.
     """
     if b"\0" in content[:SAMPLE_BYTES]:
         candidates = [(1.0, name) for name in ("utf_16_le", "utf_16_be") if _is_utf_16(content, name)]
@@ -54,7 +53,7 @@ def guess(content: bytes) -> str | None:
 
 
 def decodes(content: bytes, name: str) -> bool:
-    """Say whether a codec reads the content and would write the same."""
+    """Return whether a codec decodes the content and encodes it back to the same bytes."""
     try:
         return content.decode(name).encode(name) == content
     except UnicodeError:
@@ -62,14 +61,14 @@ def decodes(content: bytes, name: str) -> bool:
 
 
 def _adjacent_share(sample: bytes) -> float:
-    """Return which part of the bytes above ASCII stands beside another one."""
+    """Return the share of non-ASCII bytes that are next to another one."""
     runs = sample.translate(_HIGH_OR_BLANK).split()
     total = sum(map(len, runs))
     return sum(len(run) for run in runs if len(run) > 1) / total if total else 0.0
 
 
 def _is_utf_16(content: bytes, name: str) -> bool:
-    """Say whether the content is text in UTF-16: printable, partly ASCII, of few alphabets."""
+    """Return whether the content is UTF-16 text: printable and partly ASCII."""
     if len(content) % 2 or len(content) < LEAST_UTF_16_BYTES:
         return False
     try:
@@ -88,7 +87,7 @@ def _scores(sample: bytes) -> list[tuple[str, float]]:
 
 
 def _frequent(sample: bytes, name: str, leads: tuple[range, ...], kana: range | None) -> float:
-    """Return which part of the characters above ASCII is frequent in the script of an encoding."""
+    """Return the share of non-ASCII letters that are frequent in the script of an encoding."""
     text = sample.decode(name, "replace")
     letters = [character for character in text if character >= "\x80" and character.isalpha()]
     if len(set(letters)) < 2 or text.count("\ufffd") > 1 + len(text) * MOST_DAMAGED:
@@ -96,14 +95,14 @@ def _frequent(sample: bytes, name: str, leads: tuple[range, ...], kana: range | 
     pairs = [encoded for encoded in (letter.encode(name, "replace") for letter in letters) if len(encoded) == 2]
     firsts = [pair[0] for pair in pairs]
     if name == "big5" and sum(pair[1] < 0x80 for pair in pairs) < _LEAST_ASCII_SECONDS * len(pairs):
-        return 0.0  # the others have no second byte that is ASCII
+        return 0.0  # only Big5 has ASCII bytes as second bytes
     if kana is not None and sum(first in kana for first in firsts) < _LEAST_KANA * len(letters):
         return 0.0
     return sum(any(first in part for part in leads) for first in firsts) / len(letters)
 
 
 def _cyrillic(sample: bytes, name: str) -> float:
-    """Return which part of the letters within words is small, if the text is mostly Cyrillic letters."""
+    """Return the share of lower-case letters inside words; 0 if the text is not mostly Cyrillic."""
     text = sample.decode(name, "replace")
     above = [character for character in text if character >= "\x80"]
     letters = [character for character in above if "\u0400" <= character <= "\u04ff"]

@@ -1,17 +1,17 @@
-"""Why the file editor did not do what it was asked to.
+"""The errors of the file editor.
 
     EditorError                   code, retryable
-    ├── MissingParameterError     a parameter that the command needs was not given
-    ├── InvalidParameterError     a parameter was given that cannot be used
-    ├── FileRejectedError         the file is too large, or no regular file
+    ├── MissingParameterError     a required parameter is missing
+    ├── InvalidParameterError     a parameter has an invalid value
+    ├── FileRejectedError         the file is too large, or not a regular file
     │   └── NoTextError           the file is binary
     ├── FileAccessError           the operating system refused: permissions, space, names, ...
     └── EditRefusedError          the file is fine, the edit is not: no unique match, no history, ...
 
-The texts are read by a model, so each says what to do next. Wording that models know from OpenHands (openhands-aci) is
-kept letter by letter.
+A model reads the texts, so each names the next step. Wording that models know from OpenHands (openhands-aci) is kept
+verbatim.
 
-Holds: every text is bounded, however long the arguments are that it quotes.
+Holds: every text is bounded, however long the quoted arguments are.
 Does not: depend on `broker.runtime.errors`; the workspace host starts from the standard library alone.
 """
 
@@ -43,7 +43,7 @@ def excerpt(text: str, limit: int = QUOTED_CHARS_LIMIT) -> str:
 
 
 def as_utf8(text: str) -> str:
-    r"""Write what UTF-8 cannot hold, such as a byte of a file name that is not text, as `\udc80`."""
+    r"""Escape characters that UTF-8 cannot encode, such as an undecodable byte of a file name, as `\udc80`."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -51,8 +51,8 @@ class EditorError(Exception):
     """The editor refused a call; nothing was written.
 
     Attributes:
-        code: stable, machine-readable, lower_snake_case.
-        retryable: whether the same call may succeed later without anybody changing anything.
+        code: Stable, machine-readable, lower_snake_case.
+        retryable: Whether the same call may succeed later without any change.
     """
 
     code = "editor"
@@ -60,7 +60,7 @@ class EditorError(Exception):
 
 
 class MissingParameterError(EditorError):
-    """A parameter that the command needs was not given."""
+    """A required parameter is missing."""
 
     code = "missing_parameter"
 
@@ -69,7 +69,7 @@ class MissingParameterError(EditorError):
 
 
 class InvalidParameterError(EditorError):
-    """A parameter was given that cannot be used."""
+    """A parameter has an invalid value."""
 
     code = "invalid_parameter"
 
@@ -78,7 +78,7 @@ class InvalidParameterError(EditorError):
 
 
 class FileRejectedError(EditorError):
-    """The file is of a kind or a size that the editor does not read."""
+    """The file has a type or a size that the editor does not read."""
 
     code = "file_rejected"
 
@@ -99,8 +99,8 @@ class FileAccessError(EditorError):
     """The operating system refused to read or write the file.
 
     Args:
-        error: What the operating system said.
-        attempt: What was tried, as in "while trying to <attempt>".
+        error: The error of the operating system.
+        attempt: The attempted operation, as in "while trying to <attempt>".
     """
 
     code = "file_access"
@@ -111,6 +111,6 @@ class FileAccessError(EditorError):
 
 
 class EditRefusedError(EditorError):
-    """The file can be edited, but not in the way that was asked for."""
+    """The file can be edited, but not with this edit."""
 
     code = "edit_refused"

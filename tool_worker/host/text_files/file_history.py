@@ -1,11 +1,11 @@
 r"""Earlier versions of edited files, for `undo_edit`, and the file that keeps them when the workspace host ends.
 
-The file holds records, each appended whole: `push <path bytes> <content bytes> <digest>\n<path><content>` and
-`drop <path bytes>\n<path>`. It is read by taking the same steps again.
+The file holds records, each appended in one write: `push <path bytes> <content bytes> <digest>\n<path><content>` and
+`drop <path bytes>\n<path>`. Loading replays the records in order.
 
-Holds: at most `versions_per_file` versions of a file and `limit_bytes` over all files; the oldest go first, so that
-what is left of a file's history has no gaps. The file has at most twice that and one record.
-Does not: fail an edit because the file cannot be written. The history then ends with the host.
+Holds: at most `versions_per_file` versions of a file and `limit_bytes` over all files. The oldest are dropped first, so
+the rest of a file's history has no gaps. The file is at most twice as large, plus one record.
+Does not: fail an edit because the file cannot be written. The history is then lost with the host.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# What an entry costs beside its content, so that versions of empty files are bounded too.
+# Counted for each entry besides its content, so that the number of empty versions is bounded too.
 _ENTRY_OVERHEAD_BYTES = 512
 _HEADER_LIMIT_BYTES = 128
 
 
 class FileVersion:
-    """What a file was before an edit, and by what it was replaced."""
+    """The content of a file before an edit, and the digest of its replacement."""
 
     __slots__ = ("_digest", "content")
 
@@ -32,7 +32,7 @@ class FileVersion:
         self._digest = digest
 
     def was_replaced_by(self, content: bytes) -> bool:
-        """Say whether the edit wrote this content."""
+        """Return whether the edit wrote this content."""
         return _digest_of(content) == self._digest
 
 
@@ -59,18 +59,18 @@ class FileHistory:
                 self._descriptor = -1
 
     def push(self, path: str, content: bytes, written: bytes) -> None:
-        """Keep a version of the file, which was replaced by `written`; older ones may be dropped for it."""
+        """Add the version of the file that was replaced by `written`; older versions may be dropped."""
         digest = _digest_of(written)
         self._push(path, content, digest)
         self._append(_push_record(path, content, digest))
 
     def newest(self, path: str) -> FileVersion | None:
-        """Get the newest version of the file; None if there is none."""
+        """Return the newest version of the file; None if there is none."""
         index = self._newest_index(path)
         return None if index is None else FileVersion(*self._entries[index][1:])
 
     def drop_newest(self, path: str) -> None:
-        """Forget the newest version of the file, if there is one."""
+        """Drop the newest version of the file, if there is one."""
         index = self._newest_index(path)
         if index is not None:
             self._remove(index)
@@ -102,7 +102,8 @@ class FileHistory:
         try:
             if self._file_bytes + len(record) > 2 * self._limit_bytes:
                 os.ftruncate(self._descriptor, 0)
-                self._file_bytes, record = 0, b"".join(_push_record(*entry) for entry in self._entries)
+                self._file_bytes = 0
+                record = b"".join(_push_record(*entry) for entry in self._entries)
             if os.write(self._descriptor, record) < len(record):
                 os.ftruncate(self._descriptor, self._file_bytes)
                 self._descriptor = -1
@@ -118,10 +119,11 @@ class FileHistory:
         os.ftruncate(self._descriptor, self._file_bytes)
 
     def _take(self, header: bytes, read: Callable[[int], bytes]) -> bool:
-        """Take the step of one record; false: it is not whole, or none."""
+        """Replay one record; return False if it is incomplete or not valid."""
         words = header.split()
         sizes = [int(word) for word in words[1:3] if word.isdigit()]
-        is_push, is_drop = words[:1] == [b"push"] and len(words) == 4, words[:1] == [b"drop"] and len(words) == 2
+        is_push = words[:1] == [b"push"] and len(words) == 4
+        is_drop = words[:1] == [b"drop"] and len(words) == 2
         if not header.endswith(b"\n") or len(sizes) != len(words[1:3]) or not (is_push or is_drop):
             return False
         parts = [read(size) if size <= self._limit_bytes else b"" for size in sizes]

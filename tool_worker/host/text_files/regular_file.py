@@ -1,15 +1,15 @@
 """Reading and replacing the bytes of one regular file.
 
 Holds:
-    - Never blocks on a FIFO, a device or a socket, and never reads more than the limit, whatever `stat` claims.
+    - Never blocks on a FIFO, a device or a socket, and never reads more than the limit, whatever `stat` reports.
     - A replacement is atomic: readers see the old bytes or the new ones, and an error leaves the old ones.
-    - The mode is kept but for set-user-id, and the owner where the operating system lets us. A symbolic link stays one:
-      its target changes.
-    - A file that this process may not write is not replaced, though the directory would allow it.
+    - The mode is kept except for the set-id bits, and the owner if the operating system allows it. A symbolic link is
+      kept, and its target is replaced.
+    - A file that this process may not write is not replaced, even if the directory permissions would allow it.
 Does not:
-    - Keep hard links: the other names keep the old bytes. Nor extended attributes or ACLs.
+    - Keep hard links (the other names keep the old bytes), extended attributes or ACLs.
     - fsync: a power failure may lose the last edits, a killed process does not.
-    - Confine paths: the sandbox around the workspace host does.
+    - Confine paths; the sandbox around the workspace host does.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _KINDS = {
 
 
 def find_status(path: str) -> os.stat_result | None:
-    """Look at what is at `path`, through symbolic links.
+    """Return the status of the file at `path`, following symbolic links.
 
     Returns:
-        The status, or None if nothing is there; a link that leads nowhere counts as nothing.
+        The status, or None if there is no file; a broken link counts as no file.
 
     Raises:
-        FileAccessError: the operating system will not tell (permissions, name too long, links in a circle).
+        FileAccessError: the operating system refused (permissions, name too long, links in a circle).
     """
     try:
         return os.stat(path)
@@ -53,12 +53,12 @@ def read_regular_file(path: str, limit_bytes: int) -> bytes:
     """Read a whole file of at most `limit_bytes`.
 
     Raises:
-        FileRejectedError: it is larger, or no regular file.
+        FileRejectedError: it is larger, or not a regular file.
         FileAccessError: the operating system refused.
     """
     try:
-        # A stat before the open, since opening some devices has side effects; a stat after it, since the name may have
-        # been given to another file in between. O_NONBLOCK lets the open of a FIFO return.
+        # The stat before the open avoids opening devices, which can have side effects. The stat after it detects a file
+        # that was replaced in between. O_NONBLOCK keeps the open of a FIFO from blocking.
         _require_regular(path, os.stat(path))
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
         try:
@@ -88,18 +88,18 @@ def require_size(path: str, size_bytes: int, limit_bytes: int) -> None:
 
 
 def replace_file(path: str, content: bytes) -> None:
-    """Make `content` the content of the file at `path`, which is created if nothing is there.
+    """Replace the content of the file at `path`; create the file if it does not exist.
 
     Idempotent: yes, for the same content.
 
     Raises:
-        FileRejectedError: something else than a regular file is there.
-        FileAccessError: the operating system refused; the file is as it was.
+        FileRejectedError: `path` is not a regular file.
+        FileAccessError: the operating system refused; the file is unchanged.
     """
     target = os.path.realpath(path)
     try:
         old = _status_of_writable(target)
-        # As any write does, this clears a set-user-id mode: the content is no longer its owner's.
+        # Like any write, this clears the set-id bits, because the content may no longer be the owner's.
         mode = stat.S_IMODE(old.st_mode) & ~_SET_ID_BITS if old else 0o666
         descriptor, temporary = _open_temporary(os.path.dirname(target), mode)
         try:
@@ -118,14 +118,14 @@ def replace_file(path: str, content: bytes) -> None:
 
 
 def make_parents(path: str) -> None:
-    """Make the directories above a path.
+    """Create the parent directories of a path.
 
     Raises:
         FileAccessError: the operating system refused.
     """
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-    except FileExistsError:  # a file is where the last directory should be
+    except FileExistsError:  # a parent directory is a file
         error = NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         raise FileAccessError(error, f"make the directory of {path}") from None
     except OSError as error:
@@ -151,19 +151,19 @@ def _read_up_to(descriptor: int, limit_bytes: int) -> bytes:
 
 
 def _status_of_writable(target: str) -> os.stat_result | None:
-    """Status of an existing file, after asking the kernel whether this process may write it."""
+    """Return the status of a file, after checking that this process may write it; None if it does not exist."""
     try:
         status = os.stat(target)
     except FileNotFoundError:
         return None
     _require_regular(target, status)
-    # os.replace would not ask: it needs rights on the directory only.
+    # `os.replace` would not check this: it only needs write permission on the directory.
     os.close(os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY))
     return status
 
 
 def _open_temporary(directory: str, mode: int) -> tuple[int, str]:
-    """Open a new file beside the target, with a short name, since the target's own may already have the full length."""
+    """Open a new file next to the target. Its name is short, because the target's name may have the maximum length."""
     for attempt in range(_TEMPORARY_NAME_ATTEMPTS):
         temporary = os.path.join(directory, f".deckhands-edit-{os.getpid()}-{attempt}")
         try:
@@ -180,5 +180,5 @@ def _keep_owner(descriptor: int, old: os.stat_result) -> None:
     try:
         os.fchown(descriptor, old.st_uid, old.st_gid)
     except PermissionError:
-        # Only root may give files away, and the edit is worth more than the owner's name.
+        # Only root may change the owner, and the edit matters more than the owner.
         return

@@ -1,8 +1,8 @@
-"""What a model has seen of files: an edit of one that something else has changed since is refused.
+"""Records the file contents that a model has seen, to refuse edits of files that something else has changed since.
 
-Holds: a file that was never viewed can be edited, as in OpenHands; of very many files
-the oldest views are forgotten.
-Does not: survive the workspace host; after it, nothing counts as seen.
+Holds: a file that was never viewed can be edited, as in OpenHands. Beyond `FILES_LIMIT` files, the oldest views are
+forgotten.
+Does not: survive the workspace host; after a restart, nothing counts as seen.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ FILES_LIMIT = 1000
 
 
 class SeenFiles:
-    """The content of each file when the model viewed it last, or changed it itself afterwards."""
+    """The content of each file at the model's last view or own edit."""
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
 
     def note(self, path: str, content: bytes) -> None:
-        """Take the content for seen."""
+        """Record the content as seen."""
         key = os.path.realpath(path)
         self._seen.pop(key, None)
         self._seen[key] = hash(content)
@@ -29,12 +29,12 @@ class SeenFiles:
             del self._seen[next(iter(self._seen))]
 
     def note_change(self, path: str, content: bytes) -> None:
-        """Take what an edit has made of a file for seen, if the model had seen it before."""
+        """Record the result of an edit as seen, if the model had seen the file before."""
         if os.path.realpath(path) in self._seen:
             self.note(path, content)
 
     def forget(self, path: str) -> None:
-        """Take a file for never seen."""
+        """Mark a file as never seen."""
         self._seen.pop(os.path.realpath(path), None)
 
     def require_current(self, path: str, content: bytes) -> None:

@@ -1,9 +1,9 @@
 """Unified diffs of two versions of a text.
 
-Holds: linear in the size of the texts, and a diff applied to the old text with `patch` gives the new one.
-Does not: look for the smallest diff. One edit changes one stretch of lines, so what lies between the common head and
-the common tail is the change; `difflib` would take minutes for some texts of 10 MB, and its import takes longer than
-the whole start of the workspace host.
+Holds: linear in the size of the texts; a diff applied to the old text with `patch` gives the new one.
+Does not: find the smallest diff. One edit changes one range of lines, so the change is everything between the common
+head and the common tail. `difflib` would take minutes for some texts of 10 MB, and its import takes longer than the
+whole start of the workspace host.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def count_equal_ends(old: list[str], new: list[str]) -> tuple[int, int]:
 
 
 def unified_diff(old: str, new: str, path: str) -> str:
-    r"""Write the change from `old` to `new` as a unified diff with one hunk.
+    r"""Return the change from `old` to `new` as a unified diff with one hunk.
 
     Args:
         old: The text before, with `\n` as line break; "" for a file that did not exist.
@@ -46,7 +46,8 @@ def unified_diff(old: str, new: str, path: str) -> str:
     old_lines, new_lines = split_lines(old), split_lines(new)
     head, tail = count_equal_ends(old_lines, new_lines)
     start = max(0, head - _CONTEXT_LINES)
-    old_change_end, new_change_end = len(old_lines) - tail, len(new_lines) - tail
+    old_change_end = len(old_lines) - tail
+    new_change_end = len(new_lines) - tail
     old_end = min(len(old_lines), old_change_end + _CONTEXT_LINES)
     new_end = new_change_end + old_end - old_change_end
     hunk = [
@@ -65,7 +66,7 @@ def unified_diff(old: str, new: str, path: str) -> str:
 
 
 def _hunk_range(start: int, end: int) -> str:
-    """Name the lines from `start` (counted from 0) to before `end`; an empty range names the line before it."""
+    """Format the lines from `start` (from 0) up to `end` (exclusive); an empty range names the line before it."""
     length = end - start
     if length == 1:
         return str(start + 1)

@@ -1,12 +1,12 @@
-r"""The text of a file, and what it takes to write it back as the file had it.
+r"""The text of a file, and the details needed to write it back in the file's own format.
 
 A model sees and edits text whose lines end in `\n`. The file may be UTF-8 or UTF-16 with or without a byte order mark,
-or have an old encoding, see `encoding_guess`; and its lines may end in `\n`, `\r\n`, `\r`, or a mixture.
+or have a legacy encoding, see `encoding_guess`. Its lines may end in `\n`, `\r\n`, `\r`, or a mixture.
 
-Holds: `decode(content).encode(text)` is `content` again if the text was not changed, and else differs from it only in
-the lines that were.
-Does not: know every encoding. Text in others shows wrong letters, as Windows-1252 or Latin-1, but its bytes survive
-every edit.
+Holds: `decode(content).encode(text)` equals `content` if the text was not changed, and otherwise differs from it only
+in the changed lines.
+Does not: know every encoding. Text in an unknown encoding is read as Windows-1252 or Latin-1 and shows wrong letters,
+but its bytes survive every edit.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-# In order; Latin-1 takes what Windows-1252 leaves undefined.
+# Tried in this order; Latin-1 decodes the bytes that Windows-1252 leaves undefined.
 _WESTERN = ("cp1252", "latin-1")
-# BEL, BS, TAB, LF, VT, FF, CR, ESC and everything printable in ASCII or above.
+# BEL, BS, TAB, LF, VT, FF, CR, ESC, printable ASCII and everything above.
 _BYTES_OF_8_BIT_TEXT = bytes([*range(7, 14), 27, *range(32, 127), *range(128, 256)])
 
 
@@ -45,7 +45,7 @@ class TextFile:
 
     @property
     def is_guessed(self) -> bool:
-        """Whether the bytes do not say by themselves which encoding they have."""
+        """Whether the encoding was guessed from the content."""
         return not self._byte_order_mark and self.encoding not in ("utf-8", *_WESTERN)
 
     @classmethod
@@ -53,7 +53,7 @@ class TextFile:
         """Decode the bytes of a file; None if they are not text.
 
         Args:
-            known: The encoding that was guessed when the file was last read or written; empty: none was.
+            known: The encoding that was guessed at the last read or write of the file; empty: none.
         """
         for mark, encoding in _BYTE_ORDER_MARKS:
             if content.startswith(mark):
@@ -74,11 +74,11 @@ class TextFile:
         return None
 
     def encode(self, text: str) -> bytes:
-        r"""Encode an edited version of the text in the way of the file.
+        r"""Encode an edited version of the text in the file's format.
 
         Args:
-            text: The edited text, with `\n` as line break. Lines that the edit left alone keep the line break that they
-                had; the others get the one that is most frequent in the file.
+            text: The edited text, with `\n` as line break. Unchanged lines keep their line breaks; changed lines get
+                the most frequent one of the file.
 
         Raises:
             UnicodeEncodeError: the file's encoding has no code for a character of the text.
@@ -114,12 +114,12 @@ class TextFile:
                 *original_lines[len(original_lines) - tail :],
             ]
         )
-        # An edit can bring a lone `\r` before a lone `\n`; together they would be read as one line break.
+        # An edit can put a lone `\r` before a lone `\n`; together they would be read as one line break.
         return mixed if with_plain_breaks(mixed) == text else text.replace("\n", most_frequent)
 
 
 def with_plain_breaks(text: str) -> str:
-    r"""Make every line break of a text a `\n`."""
+    r"""Replace every line break of a text by `\n`."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -1,9 +1,8 @@
-"""Text files of a workspace as tools change them, and the versions that this replaced.
+"""Text files of a workspace as tools edit them, and the replaced versions.
 
-Holds: encoding, line breaks and mode of a file survive a change, and lines that were not changed keep their bytes; what
-was written can be read back; what was replaced can be restored, in the reverse order.
-A version is restored only to a file that still is what the edit made of it, so that no other program's changes are
-lost.
+Holds: a change keeps the file's encoding, line breaks and mode, and the bytes of unchanged lines. Written text can be
+read back. Replaced versions can be restored in reverse order. A version is restored only if the file still has the
+content that the edit wrote, so that changes by other programs are not lost.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ REMEMBERED_GUESSES = 1_000
 
 
 class VersionedFiles:
-    """Reads and writes text files, and remembers their earlier versions.
+    """Reads and writes text files, and keeps their earlier versions.
 
     Args:
         max_file_bytes: Larger files are neither read nor written.
-        history: Keeps the versions; None: for as long as this object lives.
+        history: Keeps the versions; None: for the lifetime of this object.
     """
 
     def __init__(self, *, max_file_bytes: int = 10 * 2**20, history: FileHistory | None = None) -> None:
@@ -32,10 +31,10 @@ class VersionedFiles:
         self._guessed: dict[str, str] = {}
 
     def read(self, path: str) -> tuple[bytes, TextFile]:
-        """Read a file: its bytes, and what they say.
+        """Read a file; return its bytes and its decoded text.
 
         Raises:
-            FileRejectedError: it is too large, or no regular file.
+            FileRejectedError: it is too large, or not a regular file.
             NoTextError: it is binary.
             FileAccessError: the operating system refused.
         """
@@ -43,23 +42,23 @@ class VersionedFiles:
         return content, self._decoded(path, content)
 
     def create(self, path: str, text: str) -> None:
-        """Write a file that was not there, in UTF-8; raises what `change` does but for its encoding."""
+        """Write a new file in UTF-8. Raises the errors of `change`, except those of the encoding."""
         content = text.encode()
         require_size(path, len(content), self._max_file_bytes)
         replace_file(path, content)
-        # The created text and not the file's absence: in OpenHands, undoing a creation restores what was created.
+        # In OpenHands, undoing a creation restores the created text and does not remove the file.
         self._history.push(os.path.realpath(path), content, content)
 
     def change(self, path: str, old_content: bytes, file: TextFile, text: str) -> None:
-        r"""Give a file another text.
+        r"""Replace the text of a file.
 
         Args:
-            old_content: What `read` returned, as `file` is.
+            old_content: The bytes that `read` returned together with `file`.
             text: With `\n` as line break.
 
         Raises:
-            EditRefusedError: the file's encoding cannot hold the text, or it could not be told from another one then.
-            FileRejectedError: it would be too large.
+            EditRefusedError: the file's encoding cannot represent the text, or would not be recognized afterwards.
+            FileRejectedError: the file would be too large.
             FileAccessError: the operating system refused.
         """
         try:
@@ -81,10 +80,10 @@ class VersionedFiles:
         self._history.push(os.path.realpath(path), old_content, content)
 
     def restore(self, path: str) -> tuple[TextFile, TextFile]:
-        """Bring back the newest version of a file: what it was before, and what it is now.
+        """Restore the newest version of a file; return its text before and after.
 
         Raises:
-            EditRefusedError: there is none, or another program has changed the file since.
+            EditRefusedError: there is no version, or another program has changed the file since.
             FileRejectedError, FileAccessError: as for `read` and `change`.
         """
         present, file = self.read(path)
@@ -103,7 +102,7 @@ class VersionedFiles:
         return file, earlier
 
     def _decoded(self, path: str, content: bytes) -> TextFile:
-        """Decode a file; a guess counts until it does not fit, so that no edit changes the encoding of the next."""
+        """Decode a file; a guessed encoding is kept while it fits, so that an edit does not change the next guess."""
         target = os.path.realpath(path)
         file = TextFile.decode(content, self._guessed.pop(target, ""))
         if file is None:

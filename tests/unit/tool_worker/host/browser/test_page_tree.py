@@ -8,8 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from tool_worker.host.browser.page_text import page_text
-from tool_worker.host.browser.page_tree import CUT, MAX_CHARS, FrameTree, tree_text
+from tool_worker.host.browser.page_tree import CUT, MAX_CHARS, FrameTree, page_text, tree_text
 from tool_worker.host.browser.set_of_marks import Mark, pictures
 
 

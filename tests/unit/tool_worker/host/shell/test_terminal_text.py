@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tool_worker.host.shell.output_buffer import CUT_NOTICE, OutputBuffer
-from tool_worker.host.shell.screen import Screen, TooCostly
-from tool_worker.host.shell.terminal_text import plain_text
+from tool_worker.host.shell.terminal_text import Screen, TooCostly, plain_text
 
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
