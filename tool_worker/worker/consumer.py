@@ -1,8 +1,8 @@
-"""The consumer of a tool worker: reads the action streams of its pools and its node, runs what it is handed.
+"""The consumer of a tool worker: reads the action streams of its pools and its node, and runs their actions.
 
-Holds: at most `concurrency` actions at once, and a few more so that interactive ones need not wait, see `Places`; what
-this worker was handed and has not answered is handed on when its heartbeat lapses; a worker that was swept leaves its
-running actions to their workspace hosts and starts over under a new name.
+Holds: at most `concurrency` actions run at once, plus a few interactive ones (see `Places`). When this worker's
+heartbeat lapses, its unanswered deliveries go to other workers. A worker that was swept leaves its running actions to
+their workspace hosts and starts over under a new name.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _log = logging.getLogger(__name__)
 
 
 class ToolConsumer:
-    """Everything a tool worker does; a `LoopService`."""
+    """The service of a tool worker; a `LoopService`."""
 
     def __init__(self, settings: ToolSettings) -> None:
         self._settings, variables = settings, settings.variables
@@ -142,11 +142,11 @@ class ToolConsumer:
             await store.aclose()
 
     async def _report_failures(self, store: Store) -> None:
-        if self._incarnation is not None:  # one that begins reports by itself
+        if self._incarnation is not None:  # without an incarnation, the next one reports when it starts
             await ToolFailures(store).report(self._incarnation.worker_id, self._offered.failures)
 
     async def _announce_sandbox(self, workspaces: Workspaces, report: Callable[[], Awaitable[None]]) -> None:
-        """Say which sandbox is in force and what it leaves open, before the first command needs it."""
+        """Log which sandbox is in force and what programs can still reach, before the first command needs it."""
         try:
             sandbox = await workspaces.demanded_sandbox()
         except DeckhandsError as error:
@@ -158,14 +158,14 @@ class ToolConsumer:
             _log.info("the sandbox is %s; commands of agents reach %s", sandbox.name, sandbox.reach)
 
     def begin(self, store: Store, workspaces: Workspaces, offer: NodeOffer | None = None) -> Incarnation:
-        """Begin a life under a new name; `run` does, and simulations do on a store and workspaces of their own."""
+        """Register under a new worker name; called by `run`, and by simulations with their own store and workspaces."""
         self._incarnation = Incarnation(
             store, workspaces, self._offered, self._settings, identity=self._identity, offer=offer
         )
         return self._incarnation
 
     def conversation_ids(self) -> list[str]:
-        """Return the conversations whose actions this worker carries out now; called from another thread."""
+        """Return the conversations whose actions are running here. Thread-safe."""
         return self._incarnation.conversation_ids() if self._incarnation is not None else []
 
     def report(self) -> Mapping[str, Any]:
@@ -184,14 +184,14 @@ class ToolConsumer:
 
 @dataclass(frozen=True, slots=True)
 class InHand:
-    """An action that this worker carries out, and the stream entry it came with."""
+    """An action that this worker is running, and its stream entry."""
 
     place: str
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Incarnation:
-    """One life of the worker under one name."""
+    """The worker's session under one worker name, from registration until it stops or is swept."""
 
     def __init__(
         self,
@@ -273,7 +273,7 @@ class Incarnation:
         self._unplaced: set[asyncio.Task[None]] = set()
 
     async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
-        """Work until stopped or swept; `on_beat` receives the progress at each beat."""
+        """Process actions until stopped or swept; `on_beat` receives the progress at each beat."""
         await self.membership.register()
         await ToolFailures(self._store).report(self.worker_id, self._offered.failures)
         offers = ToolOffers(self._store)
@@ -308,7 +308,7 @@ class Incarnation:
             await self.membership.pause()
 
     async def _look_again(self) -> None:
-        """If the store was away: say in their logs which of the actions in hand it has lost."""
+        """After a reconnect to the store, record in each log if it has lost an action that is in flight here."""
         connects = self._store.connection.connects
         if connects == self._connects:
             return
@@ -319,7 +319,8 @@ class Incarnation:
                     await check_remembered(self._store, conversation_id, action_id, checksum)
                 except EventsLost as lost:
                     await name_gap(self._log, lost, noticed_by="the tool worker that carries it out")
-            except (UnknownConversation, StoreRefused, *CANNOT_BE_READ) as error:  # damaged keys concern no other
+            # damaged keys affect only their own conversation
+            except (UnknownConversation, StoreRefused, *CANNOT_BE_READ) as error:
                 _log.warning(
                     "conversation %s cannot be looked at again: %s",
                     conversation_id,
@@ -328,12 +329,12 @@ class Incarnation:
                 )
 
     def conversation_ids(self) -> list[str]:
-        """Return the conversations whose actions are in hand; called from another thread."""
+        """Return the conversations with actions in flight here. Thread-safe."""
         return sorted({conversation_id for conversation_id, _, _ in list(self._in_hand)})
 
     @property
     def refusals(self) -> int:
-        """How often proxies have refused a host to a workspace."""
+        """Number of times that egress proxies refused a host to a workspace."""
         return self._executor.refusals
 
     async def _read(self, queue: ActionQueue) -> None:
@@ -350,7 +351,7 @@ class Incarnation:
                 task.add_done_callback(partial(self._done, queue))
 
     def _place(self, queue: ActionQueue, delivery: ActionDelivery) -> None:
-        """Hand an action on in its own time; while no node serves it, it takes no place of another."""
+        """Forward an action in a separate task. While it waits for a node, it takes no concurrency slot."""
         wait_seconds = WAIT_SECONDS if len(self._unplaced) < MAX_WAITING else 0.0
         task = asyncio.create_task(self._hand_on(queue, delivery, wait_seconds))
         self._unplaced.add(task)
@@ -389,12 +390,12 @@ class Incarnation:
         while (in_hand := self._in_hand.get(action)) is not None:
             if in_hand.place == delivery.place:
                 return
-            # A copy: this worker may have been presumed dead. Only the claim can say whether the copy is needed.
+            # A copy: this worker may have been presumed dead. Only the claim shows whether the copy is needed.
             await in_hand.is_over.wait()
         self._in_hand[action] = in_hand = InHand(delivery.place)
         try:
             try:
-                # What no node serves is answered by anybody, and binds the workspace to none.
+                # If no node serves the action, any worker may answer it, and the workspace stays bound to no node.
                 claim = await queue.claim(delivery if refusal is None else replace(delivery, is_anywhere=True))
             except EventsLost as lost:
                 await name_gap(self._log, lost, noticed_by="the tool worker that was to carry it out")
@@ -414,7 +415,7 @@ def _secrets_of(settings: ToolSettings) -> tuple[str, ...]:
 
 
 def _checkpointing(log: EventLog, settings: ToolSettings, opener: WorkspaceOpener) -> Checkpointing:
-    """Return the object that saves and restores the workspaces of a node, by its settings."""
+    """Create the node's checkpointing from its settings."""
     place = settings.variables.checkpoints
     every = settings.variables.checkpoint_every
     if not place:

@@ -1,7 +1,7 @@
-"""What tells one action from another that got its number after the store had lost the first.
+"""Fingerprints tell apart two actions with the same number, of which the store lost the first.
 
-Holds: the same for the same content, whatever hands the action over and however often. So the same command under the
-same number in the same conversation is the same action: its result is collected, and it is not run a second time.
+Holds: the fingerprint depends on the action's content only, not on its delivery. The same command under the same
+number in the same conversation is the same action: its result is collected, and it does not run a second time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hashlib import sha256
 from broker.contract import Action
 
 NOT_CONTENT = frozenset({"timestamp", "source", "thought", "tool_call_metadata", "traceparent"})
-"""When it was decided, by whom and in which words."""
+"""Fields that do not count as content: time, source and wording of the decision."""
 DIGITS = 16
 
 

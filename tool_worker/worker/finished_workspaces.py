@@ -1,7 +1,7 @@
-"""What a tool worker that stops with its whole cluster does about workspaces that nobody needs any more.
+"""Ends the workspace hosts of finished conversations when a tool worker stops together with its cluster.
 
-Holds: only the host of a conversation that has ended is asked to end, and it does so only if nothing runs in it but the
-shell that waits; a command or a background program runs on, and the host lives for its usual time.
+Holds: a host is asked to end only if its conversation has ended, and it ends only if nothing runs in it except an idle
+shell. With a command or a background program, the host runs on for its usual idle time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 async def end_finished(store: Store, workspaces: Workspaces, root: Path) -> None:
-    """End the resting hosts of conversations that have ended; raises nothing, and gives up after two seconds."""
+    """End the idle hosts of finished conversations. Never raises; gives up after two seconds."""
     conversations, room = Conversations(store), asyncio.Semaphore(AT_ONCE)
 
     async def end(conversation_id: str) -> None:

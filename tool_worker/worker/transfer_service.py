@@ -1,7 +1,7 @@
-"""Transfers files in and out of workspaces for people, and saves workspaces on request.
+"""Transfers files in and out of workspaces for users, and saves workspaces on request.
 
-Holds: no path and no link leads out of the workspace, whatever its programs do meanwhile; the size of a transfer is
-bounded, packed and unpacked; every request gets an answer, also a refused one.
+Holds: no path and no link leads out of the workspace, even if programs change files during the transfer. The size of a
+transfer is limited, both compressed and uncompressed. Every request gets an answer, even a refused one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TransferService:
     Args:
         root: Directory of the node's workspaces.
         sandbox: Returns the node's sandbox, see `Workspaces.demanded_sandbox`.
-        bindings: Opens their directories.
+        bindings: Opens the workspaces' directories.
     """
 
     def __init__(
@@ -51,13 +51,15 @@ class TransferService:
         self._sandbox = sandbox
         self._bindings = bindings
         self._spools = TransferSpools(self._root, SystemClock())
-        self._comparing = asyncio.Lock()  # each may take as much memory as a patch may have bytes, and all of a disk
+        # each comparison may use as much memory as the largest patch, and the whole disk bandwidth
+        self._comparing = asyncio.Lock()
 
     async def transfer(self, conversation_id: str, token: str) -> None:
-        """Serve one request, and answer it. Idempotent."""
+        """Serve one request and answer it. Idempotent."""
         request = await self._transfers.request(conversation_id, token)
         if request is None:
-            self._noted(conversation_id, token).unlink(missing_ok=True)  # answered by a worker that died afterwards
+            # a worker answered it and died before it removed the note
+            self._noted(conversation_id, token).unlink(missing_ok=True)
             return
         await self._transfers.begin(conversation_id, token)
         content: bytes | None = None
@@ -81,7 +83,7 @@ class TransferService:
         self._noted(conversation_id, token).unlink(missing_ok=True)
 
     def _noted(self, conversation_id: str, token: str) -> Path:
-        """Return the note of how an upload was begun, for a worker that takes it over."""
+        """Return the path of the note that tells a later worker how the upload was started."""
         name = hashlib.sha256(token.encode()).hexdigest()[:16]
         return self._root / conversation_id / f".upload-{name}"
 
@@ -120,7 +122,7 @@ class TransferService:
     async def _part(
         self, conversation_id: str, token: str, request: TransferRequest
     ) -> tuple[TransferAnswer, bytes | None]:
-        """Take or give a part of a long transfer, or forget it."""
+        """Store or return one part of a long transfer, or drop the transfer."""
         if not (self._root / conversation_id).is_dir():
             raise WorkspaceLost("The workspace is not on this node yet.", remedy="Try again after the next action.")
         spools, transfer = self._spools, request.transfer
@@ -134,7 +136,7 @@ class TransferService:
         return TransferAnswer(), None
 
     def _packed(self, folder: HostFolder, path: str, token: str) -> tuple[TransferAnswer, bytes | None]:
-        """Pack what is asked for; what is long stays here, to be fetched in parts."""
+        """Pack the requested files. A long archive stays here and is fetched in parts."""
         spools, conversation_id = self._spools, folder.conversation_id
         with self._bindings.open(folder, folder.read_binding()) as root, spools.packing(conversation_id, token) as file:
             done = pack(root, path, file)

@@ -1,9 +1,9 @@
-"""Long transfers of a node between their parts: files beside the workspace, outside of what its programs see.
+"""Spool files of long transfers: files beside the workspace, invisible to its programs, that collect the parts.
 
     <root>/<conversation>/.transfer-<hash>
 
-Holds: a part that is written twice is there once; a file is complete only if its length and its SHA-256 are right; what
-nobody has touched for an hour is removed when the next one begins; the node keeps room for others.
+Holds: writing a part twice has no further effect. A file is complete only if its length and its SHA-256 match. A file
+unused for an hour is removed when the next transfer starts. The node keeps `RESERVE_BYTES` free.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tool_worker.errors import FileUnfit, WorkspaceTooLarge
 PREFIX = ".transfer-"
 STALE_SECONDS = 3600.0
 MAX_SPOOLS = 4
-"""For one conversation at a time."""
+"""Limit of spools per conversation."""
 RESERVE_BYTES = 256 * 2**20
-"""What stays free on the node's disk."""
+"""Bytes that stay free on the node's disk."""
 
 
 class TransferSpools:
-    """The files of one node's long transfers."""
+    """The spool files of one node."""
 
     def __init__(self, root: Path, clock: Clock) -> None:
         self._root = root
@@ -40,8 +40,8 @@ class TransferSpools:
         """Write a part of an upload. Idempotent.
 
         Raises:
-            FileUnfit: it is longer than a part may be.
-            WorkspaceTooLarge: the node has no room for it, or there are too many transfers.
+            FileUnfit: The part is longer than `PART_BYTES`.
+            WorkspaceTooLarge: The node has no room for it, or there are too many transfers.
         """
         if len(content) > PART_BYTES:
             raise FileUnfit(f"A part of the transfer has more than {PART_BYTES:,} bytes.")
@@ -60,10 +60,10 @@ class TransferSpools:
 
     @contextmanager
     def whole(self, conversation_id: str, transfer: str, size_bytes: int, digest: str) -> Iterator[BufferedReader]:
-        """Open an upload whose parts are all there.
+        """Open a complete upload.
 
         Raises:
-            FileUnfit: they are not, or not what was sent.
+            FileUnfit: Parts are missing, or the content does not match the digest.
         """
         with self.opened(conversation_id, transfer) as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -74,7 +74,7 @@ class TransferSpools:
 
     @contextmanager
     def packing(self, conversation_id: str, transfer: str) -> Iterator[IO[bytes]]:
-        """Yield a file for what is to be downloaded; it gets its name at the end, and none if that fails."""
+        """Yield a file for the content of a download. It gets its final name on success and is removed on failure."""
         path = self._path(conversation_id, transfer)
         self._make_room(path.parent)
         draft = path.with_name(f"{path.name}.{os.getpid()}")
@@ -89,7 +89,7 @@ class TransferSpools:
         """Return a part of a download.
 
         Raises:
-            FileUnfit: it is not there.
+            FileUnfit: The transfer does not exist.
         """
         with self.opened(conversation_id, transfer) as file:
             os.utime(file.fileno())
@@ -98,10 +98,10 @@ class TransferSpools:
 
     @contextmanager
     def opened(self, conversation_id: str, transfer: str) -> Iterator[BufferedReader]:
-        """Open what is kept of a transfer.
+        """Open the spool file of a transfer.
 
         Raises:
-            FileUnfit: nothing is.
+            FileUnfit: The transfer does not exist.
         """
         try:
             file = self._path(conversation_id, transfer).open("rb")
@@ -111,14 +111,14 @@ class TransferSpools:
             yield file
 
     def drop(self, conversation_id: str, transfer: str) -> None:
-        """Remove what is kept of a transfer. Idempotent."""
+        """Remove the spool file of a transfer. Idempotent."""
         self._path(conversation_id, transfer).unlink(missing_ok=True)
 
     def check_room(self, folder: Path) -> None:
-        """Refuse what would fill the disk.
+        """Check that the disk has room for more.
 
         Raises:
-            WorkspaceTooLarge: it has hardly any room.
+            WorkspaceTooLarge: Fewer than `RESERVE_BYTES` are free.
         """
         if shutil.disk_usage(folder).free < RESERVE_BYTES:
             raise WorkspaceTooLarge("The node has no room for the transfer.", remedy="Transfer less, or free some.")
@@ -128,10 +128,10 @@ class TransferSpools:
         return self._root / conversation_id / f"{PREFIX}{name}"
 
     def _make_room(self, folder: Path) -> None:
-        """Remove what was left behind.
+        """Remove stale transfers.
 
         Raises:
-            WorkspaceTooLarge: too many others are in use.
+            WorkspaceTooLarge: Too many other transfers are in use.
         """
         used = 0
         for path in folder.glob(f"{PREFIX}*"):
@@ -146,7 +146,7 @@ class TransferSpools:
 
 
 class _Bounded:
-    """A file that is written as long as there is room for it."""
+    """A file that may grow only while the disk has room."""
 
     def __init__(self, file: IO[bytes], check: Callable[[], None]) -> None:
         self._file = file

@@ -1,6 +1,6 @@
-"""One claimed action on its way through the steps.
+"""The context of one claimed action, passed through the steps.
 
-Holds: a step uses only what an earlier step has set: `read_action` sets `action`, `make_request` sets `tool` and
+Holds: a step uses only fields that an earlier step has set: `read_action` sets `action`, `make_request` sets `tool` and
 `request`, `open_workspace` sets `host`, `observe` sets `result`.
 """
 
@@ -22,12 +22,12 @@ class ActionRun:
     """A claimed action.
 
     Attributes:
-        attribution: of an action that workers have died with.
-        refusal: the answer to the action in place of running it.
-        traceparent: the span of the action; None without tracing.
-        action: with the whole of its long texts.
-        request: the request to the workspace host.
-        result: the reply of the workspace host.
+        attribution: Counts the worker deaths during this action.
+        refusal: If given, the answer to the action; the action does not run.
+        traceparent: Span of the action; None without tracing.
+        action: The action with its long texts in full.
+        request: The request to the workspace host.
+        result: The reply of the workspace host.
     """
 
     delivery: ActionDelivery
@@ -48,12 +48,12 @@ class ActionRun:
 
     @cached_property
     def event(self) -> Event:
-        """The action as it was delivered; raises if it cannot be decoded."""
+        """The action as delivered; raises if it cannot be decoded."""
         return codec.decode(self.delivery.entry, self.delivery.action_id)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells this action from another one that had its number before."""
+        """Tells this action apart from a lost one that had the same number."""
         return fingerprint_of(self.action)
 
     @property

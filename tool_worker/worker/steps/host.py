@@ -1,4 +1,4 @@
-"""Asks the workspace host to run an action, and turns its result into an observation.
+"""Sends an action to the workspace host, and turns the result into an observation.
 
 Holds: an outcome that the host does not know is reported as unknown.
 """
@@ -20,7 +20,7 @@ LOST_WITH_HOST = (
 
 
 async def make_request(run: ActionRun, rest: RestOfAction) -> Observation:
-    """Find the tool of the action and make the request to the host, if the action can run at all."""
+    """Find the action's tool and build the request to the host; answer here if the action cannot run."""
     tool = tool_for(run.action.kind)
     if tool is None:
         return ErrorObservation(content=f"This worker has no tool for {run.action.kind}.")
@@ -33,7 +33,7 @@ async def make_request(run: ActionRun, rest: RestOfAction) -> Observation:
 
 
 async def observe(log: EventLog, ask_host: RestOfHostCall, run: ActionRun) -> Observation:
-    """Ask the host, and return the observation of its result."""
+    """Call the host, and return the observation of its result."""
     run.result = await ask_host(run)
     failpoint("tool.after_result")
     if run.result.is_other:
@@ -45,7 +45,7 @@ async def observe(log: EventLog, ask_host: RestOfHostCall, run: ActionRun) -> Ob
 
 
 async def run_on_host(run: ActionRun) -> HostResult:
-    """Let the host run the action, or return the result that its journal has."""
+    """Run the action on the host, or return its result from the host's journal."""
     return await run.host.run(
         run.action.id,
         run.request.tool,
