@@ -1,10 +1,11 @@
-"""When workspaces are saved, and how they come back on a node that does not have them.
+"""Decides when workspaces are saved, and restores them on a node that does not have them.
 
 Holds:
-    - A workspace that is not on this node is restored, or reported as lost. The first action that needs it is not run;
-      its answer says what happened to the files. Nothing runs in an empty or outdated directory without that notice.
-    - One workspace is saved by one worker at a time; saving blocks no other conversation.
-Does not: save directories that somebody gave us by their path; they are not ours to copy.
+    - A workspace that is not on this node is restored, or reported as lost. The first action that needs it does not
+      run; its observation reports the state of the files. No action runs in an empty or outdated directory without
+      that notice.
+    - One worker at a time saves a workspace; saving does not block other conversations.
+Does not: save directories that users named by path.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _SaveState:
-    """What is remembered of a workspace between two checkpoints."""
+    """The state of a workspace between two checkpoints."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     files: SavedFiles = field(default_factory=SavedFiles)
@@ -76,10 +77,10 @@ class Checkpointing:
 
     Args:
         root: Directory of the node's workspaces.
-        checkpoints: None: nothing is saved, and what is not here is lost.
-        every: after how many actions that may change files a workspace is saved.
-        bases: where what workspaces began with is saved; None: nowhere.
-        opener: sets up again what was never saved; None: nothing is set up again.
+        checkpoints: Storage of checkpoints; if None, nothing is saved, and workspaces not on this node are lost.
+        every: Number of actions with possible file changes between two checkpoints.
+        bases: Storage of the workspaces' original states; None to save none.
+        opener: Opens workspaces without a checkpoint again from their source; None to report them as lost.
     """
 
     def __init__(
@@ -109,19 +110,19 @@ class Checkpointing:
         fingerprint: str = "",
         moves: int = 0,
     ) -> str | None:
-        """Make sure that a workspace is what its conversation believes.
+        """Make sure that a workspace is in the state that its conversation expects.
 
         Args:
-            source: what it began with.
-            fingerprint: of the action, see `fingerprints`.
-            moves: see `has_moved_away`.
+            source: Source of the workspace.
+            fingerprint: Fingerprint of the action, see `fingerprints`.
+            moves: See `has_moved_away`.
 
         Returns:
-            None if it is, or what the action is to be answered with instead of being carried out. Said once.
-            Idempotent.
+            None if the workspace is as expected; else the text that answers the action in place of running it. The same
+            action gets the same answer again, later actions get None. Idempotent.
 
         Raises:
-            CheckpointsUnavailable: what was saved cannot be fetched or put there now; the next action tries again.
+            CheckpointsUnavailable: The checkpoint cannot be read or restored now; the next action tries again.
         """
         directory = self._directory(conversation_id)
         told, asked = directory.with_name("recovery.json"), (action_id, fingerprint)
@@ -132,22 +133,23 @@ class Checkpointing:
             _move_what_is_beside(HostFolder(self._root, conversation_id), removed)
         directory.with_name(MOVES).write_text(str(moves))
         notice = await self._recovered(conversation_id, asked, told, source)
-        # From here on it is a workspace like any other, empty as it may be.
+        # From now on, this is an ordinary workspace, even if it is empty.
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return notice
 
     async def has_moved_away(self, conversation_id: str, moves: int) -> bool:
-        """Say whether a workspace that is here has meanwhile continued elsewhere.
+        """Return whether the conversation has continued on another node since it last used this workspace.
 
         Args:
-            moves: how often it was moved away from a lost node.
+            moves: How often the conversation was moved away from a lost node.
         """
         directory = self._directory(conversation_id)
-        # One that has moved more often than the store knows is the latest there is: the store has lost its tail.
+        # If the workspace has moved more often than the store knows, the store has lost its tail, and this is the
+        # latest.
         return directory.exists() and _moves(directory) < moves
 
     async def discard(self, conversation_id: str) -> None:
-        """Remove a workspace that has continued elsewhere; its processes have ended."""
+        """Remove a workspace that has continued on another node. Its processes must have ended."""
         directory = self._directory(conversation_id)
         async with async_staging_in(directory.parent) as removed:
             directory.rename(removed / directory.name)
@@ -162,7 +164,7 @@ class Checkpointing:
             saved = await self._found(conversation_id, source_id, at)
             if saved is not None:
                 restored = restored_notice(saved, at)
-                # Before any file is there: a worker that takes the action over after a crash gives this notice too.
+                # Written before the files: after a crash, the next worker of this action gives the same notice.
                 _note(told, asked, restored)
                 if await self._restore(conversation_id):
                     return restored
@@ -186,7 +188,7 @@ class Checkpointing:
         return any(event.workspace_use is not WorkspaceUse.NONE for event in earlier)
 
     async def save_original(self, conversation_id: str) -> None:
-        """Save a workspace that was opened, and what it began with; a failure is logged."""
+        """Save a newly opened workspace and its original state. A failure is logged."""
         if self._checkpoints is None:
             return
         base = self._directory(conversation_id).with_name(BASE)
@@ -198,10 +200,10 @@ class Checkpointing:
             _log.warning("the workspace of %s was not saved: %s", conversation_id, error)
 
     async def original(self, conversation_id: str) -> Path | None:
-        """Return where it is kept what a workspace began with, fetched if need be; None: it is not known.
+        """Return the path of a workspace's original state, restored if needed; None if it is not known.
 
         Raises:
-            OSError, CheckpointCorrupt: it was saved and cannot be fetched.
+            OSError, CheckpointCorrupt: It was saved and cannot be restored.
         """
         base = self._directory(conversation_id).with_name(BASE)
         if not base.is_dir() and self._bases is not None:
@@ -212,26 +214,26 @@ class Checkpointing:
         return base if base.is_dir() else None
 
     async def _forked_from(self, conversation_id: str) -> tuple[str | None, int | None]:
-        """Return the conversation that this one was forked from, and at which event."""
+        """Return the conversation that this one was forked from, and the event of the fork."""
         created = (await self._log.read(conversation_id, until=1))[0]
         assert isinstance(created, ConversationCreated)
-        # `<conversation>@<event>`, or the conversation alone; a trajectory's is no conversation of ours.
+        # Either `<conversation>@<event>` or the conversation alone; an imported trajectory has another form.
         source_id, _, at = (created.forked_from or "").partition("@")
         if not is_conversation_id(source_id):
             return None, None
         return source_id, int(at) if at.isascii() and at.isdigit() else None
 
     async def has_source(self, conversation_id: str) -> bool:
-        """Say whether a workspace began with something."""
+        """Return whether a workspace was created from a source."""
         created = (await self._log.read(conversation_id, until=1))[0]
         return isinstance(created, ConversationCreated) and created.workspace.source is not None
 
     def note_change(self, conversation_id: str) -> None:
-        """Count a change that no action has made."""
+        """Count a change that was not made by an action."""
         self._remembered(conversation_id).changes += 1
 
     async def note_result(self, conversation_id: str, use: WorkspaceUse) -> None:
-        """Count an observation that may mean a change, and save the workspace when it is time.
+        """Count an observation with a possible change, and save the workspace when a checkpoint is due.
 
         A failure is logged: the actions themselves have succeeded, and the next one tries again.
         """
@@ -247,10 +249,10 @@ class Checkpointing:
             _log.warning("the workspace of %s was not saved: %s", conversation_id, error)
 
     async def save(self, conversation_id: str) -> Checkpoint | None:
-        """Save a workspace now; None: it is not ours to save, or nothing is saved here.
+        """Save a workspace now. Returns None if it is a named directory or if nothing is saved here.
 
         Raises:
-            WorkspaceTooLarge, OSError: see `Checkpoints.save`.
+            WorkspaceTooLarge, OSError: See `Checkpoints.save`.
         """
         directory = self._directory(conversation_id)
         if self._checkpoints is None or not directory.is_dir():
@@ -264,9 +266,9 @@ class Checkpointing:
         return saved
 
     async def save_last(self, conversation_id: str) -> None:
-        """Save a workspace whose processes have ended, unless it has continued elsewhere; a failure is logged.
+        """Save a workspace whose processes have ended, unless it continued on another node. A failure is logged.
 
-        What has changed since its last checkpoint is not for us to know: other workers of the node work in it too.
+        It is saved even without counted changes: other workers of the node may have changed it.
         """
         if self._checkpoints is None or await self.has_moved_away(
             conversation_id, await self._log.moves(conversation_id)
@@ -278,7 +280,7 @@ class Checkpointing:
             _log.warning("the workspace of %s was not saved: %s", conversation_id, error)
 
     async def _found(self, conversation_id: str, source_id: str | None, at: int | None) -> Checkpoint | None:
-        """Find the checkpoint of a workspace; a fork gets one of its source the first time."""
+        """Find the checkpoint of a workspace; a fork first gets a checkpoint of its source."""
         if self._checkpoints is None:
             return None
         try:
@@ -314,17 +316,17 @@ class Checkpointing:
 
 
 def _move_what_is_beside(folder: HostFolder, removed: Path) -> None:
-    """Move away what belongs to a workspace that is not here any more."""
+    """Move away the home, temporary files and history of a removed workspace."""
     for path in (folder.home, folder.temporary, folder.history):
         with suppress(FileNotFoundError):
             path.rename(removed / path.name)
 
 
 def restored_notice(saved: Checkpoint, at: int | None) -> str:
-    """Return what the model reads when its files were restored.
+    """Return the notice for the model about restored files.
 
     Args:
-        at: the event that the conversation was forked at, if it is a fork.
+        at: The event of the fork, if the conversation is a fork.
     """
     if not saved.source:
         which = OWN if saved.event is None else OWN_AT
@@ -338,7 +340,7 @@ def restored_notice(saved: Checkpoint, at: int | None) -> str:
 def _saved(
     checkpoints: Checkpoints, conversation_id: str, directory: Path, files: SavedFiles, event: int
 ) -> Checkpoint:
-    # Among the workers of the node too: one that looked earlier must not have the last word.
+    # A lock among the workers of the node: an older state must not overwrite a newer one.
     with directory.with_name(SAVING).open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         return checkpoints.save(conversation_id, directory, files, event=event)
@@ -365,7 +367,7 @@ def _note(told: Path, asked: tuple[int, str], notice: str | None) -> None:
 
 
 def _told_to(asked: tuple[int, str], told: Path) -> str | None:
-    """Return what an action was answered with by a worker that died before it could append it."""
+    """Return the answer that a dead worker gave to this action but may not have appended."""
     try:
         said = json.loads(told.read_text())
     except (OSError, ValueError):

@@ -10,19 +10,19 @@ from tool_worker.workspace.files.file_tree import DIRECTORY, FILE, LINK
 
 
 def encoded(manifest: dict[str, Any]) -> bytes:
-    """Return a manifest as bytes."""
+    """Serialize a manifest."""
     return json.dumps(manifest, separators=(",", ":")).encode("ascii")
 
 
 def pieces_of(rows: list[list[Any]]) -> Iterator[str]:
-    """Yield the pieces that the files of a checkpoint consist of."""
+    """Yield the hashes of all pieces of a checkpoint's files."""
     for row in rows:
         if row[1] == FILE:
             yield from row[5]
 
 
 def are_sound(rows: list[list[Any]]) -> bool:
-    """Say whether every entry stands in a directory that stands before it: then none leads out, links or not."""
+    """Return whether every entry's directory precedes it, so that no entry leads out, even through a link."""
     directories = {""}
     for row in rows:
         folder, _, name = row[0].rpartition("/")

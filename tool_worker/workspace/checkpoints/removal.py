@@ -1,10 +1,10 @@
 """Removes checkpoints that are no longer needed: `python -m tool_worker.workspace.checkpoints.removal`, for a job.
 
-It reads one JSON object from standard input: `url`, and the ids to `forget`, if any; it writes one to standard output:
-the `conversations` that have checkpoints, how many were `forgotten`, and how many pieces were `dropped`.
+It reads one JSON object from standard input: `url`, and optionally the ids to `forget`. It writes one to standard
+output: the `conversations` with checkpoints, how many were `forgotten`, and how many pieces were `dropped`.
 
-Holds: a piece is dropped only if no manifest names it and it is older than `UNUSED_SECONDS`; a checkpoint that is being
-saved writes pieces again that are half as old.
+Holds: a piece is dropped only if no manifest names it and it is older than `UNUSED_SECONDS`. A checkpoint being saved
+rewrites pieces that are half as old.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ FOLDERS = (CHECKPOINTS, BASES, HISTORY)
 
 
 class CheckpointRemoval(Checkpoints):
-    """The checkpoints in one place, for somebody who removes some of them."""
+    """The checkpoints in one storage, with operations to remove them."""
 
     def conversations(self) -> list[str]:
-        """Return the conversations that have left anything here."""
+        """Return the conversations with any files in this storage."""
         found = {
             path.removeprefix(f"{folder}/").partition("/")[0] for folder in self._folders() for path in self._in(folder)
         }
         return sorted(name for name in found if is_conversation_id(name))
 
     def forget_all(self, conversation_id: str) -> None:
-        """Drop the checkpoints of a conversation, and what its workspace began with. Idempotent."""
+        """Drop the checkpoints and the original state of a conversation's workspace. Idempotent."""
         self.forget(conversation_id)
         base = f"{self._root}/{BASES}/{conversation_id}"
         if self._exists(base):
             self._files.rm_file(base)
 
     def drop_unused(self, *, older_than_seconds: float = 0.0) -> int:
-        """Drop the pieces that no checkpoint names, and return how many.
+        """Drop the pieces that no checkpoint uses, and return how many.
 
         Args:
-            older_than_seconds: with 0, nothing may be saved meanwhile.
+            older_than_seconds: Minimum age of a dropped piece; with 0, no checkpoint may be saved at the same time.
         """
         pieces = self._in(f"{self._root}/objects")
         used: set[str] = set()
@@ -66,14 +66,14 @@ class CheckpointRemoval(Checkpoints):
     def _is_older(self, path: str, seconds: float) -> bool:
         try:
             written = self._files.modified(path)
-        except (OSError, RuntimeError):  # it is gone, or the place does not say
+        except (OSError, RuntimeError):  # the piece was removed, or the storage reports no time
             return False
         age = self._clock.now() - (written if written.tzinfo else written.replace(tzinfo=UTC))
         return bool(age > timedelta(seconds=seconds))
 
 
 def main() -> None:
-    """Do what standard input asks for."""
+    """Run the removals requested on standard input."""
     asked = json.load(sys.stdin)
     checkpoints = CheckpointRemoval(asked["url"], SYSTEM_CLOCK)
     doomed = asked.get("forget")
