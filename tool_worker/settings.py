@@ -1,4 +1,4 @@
-"""What a tool worker reads of its environment; the only place in this package that does."""
+"""The settings of a tool worker; the only module of this package that reads the environment."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tool_worker.sandbox import Containers, ResourceLimits, is_image_name
 from tool_worker.tools import McpServerSpec, read_servers
 from tool_worker.workspace import EgressGate, GitIdentity, NamedDirectories, RepositoryRoots, TreeLimits
 
-# The names are OpenHands' own (10.1, 10.3): who has set them need not set others.
+# OpenHands' own names (10.1, 10.3), so that existing settings work.
 NO_CHANGE_TIMEOUT = "NO_CHANGE_TIMEOUT_SECONDS"
 SHELL_VARIABLE_PREFIX = "SANDBOX_ENV_"
 SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
-"""What the names of variables have in them whose values are likely to be secret."""
+"""Matches names of variables whose values are probably secret."""
 DEFAULT_NO_CHANGE_TIMEOUT_SECONDS = 10.0
 
 
@@ -102,25 +102,25 @@ class ToolSettings:
     """Settings of one tool worker.
 
     Attributes:
-        variables: as the environment has them.
-        node: this machine's id; workspaces are bound to it.
-        node_dir: where workspaces, host sockets and journals live.
-        pools: what this worker can do.
-        labels: what else workspaces find here; conversations may need them.
-        tools: custom tools besides those of installed packages, as `module:attribute`.
-        mcp_servers: whose tools are offered.
-        containers: what they may be.
-        limits: of a workspace.
-        gate: what of the network workspaces may be given.
-        repository_roots: below which repositories of this machine may be cloned.
-        workspace_limits: how much a workspace may hold.
-        no_change_timeout_seconds: after how much silence a command is answered; `NO_CHANGE_TIMEOUT_SECONDS`.
-        environment: variables of every shell: `X` for each `SANDBOX_ENV_X`.
-        secret_key: returns what opens the secrets of conversations.
-        named: the directories that conversations may name.
-        git_identity: as whom git commits in workspaces where nothing else says it.
-        search_path: our own `PATH`, for shells without a sandbox and for programs of MCP servers.
-        private_values: what may be secret of the environment, to be masked in what the worker says of itself.
+        variables: The environment's variables.
+        node: This machine's id; workspaces are bound to it.
+        node_dir: Directory of workspaces, host sockets and journals.
+        pools: The pools that this worker serves.
+        labels: Further features of this node, which conversations may require.
+        tools: Custom tools besides those of installed packages, as `module:attribute`.
+        mcp_servers: Servers whose tools are offered.
+        containers: Settings of the `docker` sandbox.
+        limits: Resource limits of a workspace.
+        gate: Network access that workspaces may get.
+        repository_roots: Directories below which local repositories may be cloned.
+        workspace_limits: Size limits of a workspace.
+        no_change_timeout_seconds: A command is answered after this long without output; `NO_CHANGE_TIMEOUT_SECONDS`.
+        environment: Variables of every shell: `X` for each `SANDBOX_ENV_X`.
+        secret_key: Returns the key to the secrets of conversations.
+        named: Directories that conversations may name.
+        git_identity: Git's author in workspaces where no other one is configured.
+        search_path: Our own `PATH`, for shells without a sandbox and for programs of MCP servers.
+        private_values: Probably secret values of the environment, masked in the worker's own texts.
     """
 
     variables: ToolVariables
@@ -148,7 +148,7 @@ def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
     """Read the settings.
 
     Raises:
-        UsageError: a value cannot be used.
+        UsageError: A value is invalid.
     """
     variables = ToolVariables.from_env(env)
     arm(variables)

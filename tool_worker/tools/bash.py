@@ -13,7 +13,7 @@ FAILED_BEFORE = "[`{command}` was run before your first step and did not succeed
 
 
 class RunCommand(Tool):
-    """Run a command, or type into the one that is running."""
+    """Run a command, or send input to the running one."""
 
     action = CmdRunAction
 
@@ -28,7 +28,7 @@ class RunCommand(Tool):
                 "blocking": action.blocking,
                 "cwd": action.cwd,
                 "is_static": action.is_static,
-                # Hosts that were started before there were terminals know none of these.
+                # Hosts of earlier versions, without terminals, know none of these.
                 **({"terminal": action.terminal} if action.terminal else {}),
                 **({"is_background": True} if action.is_background else {}),
                 **({"control": action.control} if action.control else {}),

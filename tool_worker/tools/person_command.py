@@ -1,4 +1,4 @@
-"""Commands that a person runs beside the agent: each in a separate shell, which ends with it."""
+"""Commands that a user runs beside the agent, each in a separate shell that ends with the command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KILLED = "\n[It was killed after {seconds:g} seconds.]"
 
 
 class ExecuteCommand(Tool):
-    """Run a person's command."""
+    """Run a user's command."""
 
     action = ExecuteCommandAction
 

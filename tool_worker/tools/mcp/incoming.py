@@ -1,8 +1,8 @@
-"""What an MCP server sends, on its way into the SDK.
+"""Filters an MCP server's messages before the SDK reads them.
 
-Holds: one tool that is none costs that tool and not the list it is in; of many notifications in a second only the first
-are looked at; a server that floods us is taken for one that has ended.
-Does not: drop an answer, or the announcement of other tools.
+Holds: an invalid tool is dropped from its list, and the list is kept. Of many notifications in a second, only the first
+are handled. A server that floods us counts as disconnected.
+Does not: drop an answer, or the announcement of changed tools.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mcp.shared.message import SessionMessage
 
 MAX_TOOLS = 1000
-"""Of one server; of a longer list the first are taken."""
+"""Limit of one server's tools; further ones are ignored."""
 NOTIFICATIONS_PER_SECOND = 200
 FLOOD_PER_SECOND = 5000
 SHOWN_REASONS = 10
@@ -32,9 +32,9 @@ class Incoming:
     """The stream of a server's messages.
 
     Args:
-        name: The server's, for the log.
-        version: Tells the version of the protocol that was agreed upon.
-        on_change: Called for an announcement of other tools that is not passed on.
+        name: Name of the server, for the log.
+        version: Returns the negotiated version of the protocol.
+        on_change: Called for an announcement of changed tools that is not passed on.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Incoming:
         return found
 
     async def receive(self) -> SessionMessage | Exception:
-        """Return the next message; what is not a tool is left out of a list of tools."""
+        """Return the next message, without invalid tools in a list of tools."""
         while self._is_surplus(item := await self._stream.receive()):
             pass
         return self._readable(item)
@@ -85,10 +85,10 @@ class Incoming:
         return await self._stream.__aexit__(kind, error, trace)
 
     def _is_surplus(self, item: SessionMessage | Exception) -> bool:
-        """Count a message, and say whether it may be passed over.
+        """Count a message, and return whether to skip it.
 
         Raises:
-            anyio.ClosedResourceError: there are too many.
+            anyio.ClosedResourceError: The server sends too many messages.
         """
         import anyio
         from mcp.types import JSONRPCNotification

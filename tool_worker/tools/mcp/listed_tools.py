@@ -1,7 +1,7 @@
-"""A tool that an MCP server lists, as one that can be offered to a model.
+"""Turns a tool listed by an MCP server into one that can be offered to a model.
 
-Holds: no text of a server hides a part of itself from the people who read it: what a terminal would obey, what
-reorders a line and what is not seen is spelt out.
+Holds: no part of a server's text is hidden from human readers: terminal control characters, characters that reorder a
+line, and invisible characters are escaped.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _TEXTS = frozenset({"description", "title", "$comment"})
 
 
 def offer_of(spec: McpServerSpec, tool: Tool) -> ToolOffer:
-    """Return a tool as it is published, under `<server>/<tool>`.
+    """Return the tool as published, under `<server>/<tool>`.
 
     Raises:
-        ValueError: it cannot be offered; says why.
+        ValueError: The tool cannot be offered; the text gives the reason.
     """
     if _UNSEEN.search(tool.name):
         raise ValueError("its name has characters that are not seen")
@@ -44,20 +44,20 @@ def offer_of(spec: McpServerSpec, tool: Tool) -> ToolOffer:
 
 
 def prefix_of(spec: McpServerSpec) -> str:
-    """Return what the keys of a server's tools begin with."""
+    """Return the prefix of the keys of a server's tools."""
     return f"{spec.name}/"
 
 
 def clean(text: str) -> str:
-    r"""Return a text with what is not seen in it spelt out, as in `\u202e`."""
+    r"""Return a text with invisible characters escaped, as in `\u202e`."""
     return _UNSEEN.sub(lambda found: found.group().encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
 
 
 def _cleaned(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema whose texts for the reader are clean; what the arguments are checked with stays.
+    """Return a schema with clean texts for readers; parts that validate arguments are unchanged.
 
     Raises:
-        ValueError: a parameter's name has characters that are not seen.
+        ValueError: A parameter's name has invisible characters.
     """
 
     def cleaned(part: Any, *, is_names: bool = False) -> Any:

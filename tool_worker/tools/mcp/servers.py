@@ -1,9 +1,9 @@
-"""The tools of MCP servers among the tools that a worker offers (OpenHands 10.8).
+"""Adds the tools of MCP servers to a worker's offered tools (OpenHands 10.8).
 
-Holds: a tool enters a conversation as data, under `<server>/<tool>`, and its description and schema are pinned by their
-hash: a server that tells something else later changes nothing for conversations that have begun, and is not called.
-Does not: trust a server. What it says is information for the model; of its hints only the one is used that a call may
-be repeated after a crash.
+Holds: a tool enters a conversation as data, under `<server>/<tool>`, with its description and schema pinned by their
+hash. If a server changes a tool later, existing conversations keep the old description, and the tool is not called.
+Does not: trust a server. Its texts are information for the model; of its hints, only the one that a call may be
+repeated after a crash is used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
 LOOK_SECONDS = 60.0
-"""How often a server is asked for its tools that cannot announce that they have changed."""
+"""Polling interval of servers that cannot announce changes of their tools."""
 
 Publish = Callable[[Sequence[ToolOffer]], Awaitable[None]]
 
@@ -45,7 +45,7 @@ class McpServers:
     """The servers of one tool worker.
 
     Args:
-        masker: Hides the worker's secrets in what is said of a server that fails.
+        masker: Masks the worker's secrets in reports about failing servers.
         report: Called after the failures of `offered` have changed.
     """
 
@@ -66,7 +66,7 @@ class McpServers:
             offered.expect(prefix_of(spec))
 
     async def offer(self, publish: Publish) -> None:
-        """Reach every server and publish its tools; a server that cannot be reached is tried again and again."""
+        """Connect to every server and publish its tools; retries until a server is reached."""
         await asyncio.gather(*(self._offer(server, publish) for server in self._servers))
 
     async def follow(self, publish: Publish) -> None:
@@ -87,9 +87,9 @@ class McpServers:
             except TimeoutError:
                 if await server.is_deaf():
                     with suppress(ToolFailed):
-                        await server.tools()  # sets `changed` if they have
+                        await server.tools()  # sets `changed` if the tools changed
                 continue
-            # A server that changes all the time, or does not live long, is not asked all the time.
+            # Backs off if a server changes its tools constantly or dies early.
             is_soon = loop.time() - offered < 2 * pause
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS) if is_soon else FIRST_PAUSE_SECONDS
             await asyncio.sleep(pause)
@@ -135,7 +135,7 @@ def _source(spec: McpServerSpec) -> str:
 
 
 def custom_tools(server: McpServer, tools: Sequence[Tool]) -> list[CustomTool]:
-    """Return those tools of a server that its entry lets through; one that cannot be offered is left out and logged."""
+    """Return a server's tools that its entry allows; logs and leaves out those that cannot be offered."""
     found, names = [], set[str]()
     for tool in tools:
         shown = tool.name[:SHOWN_NAME_CHARS]
@@ -190,12 +190,12 @@ async def _called(server: McpServer, tool: Tool, offer: ToolOffer, arguments: di
 def _differs(server: McpServer, tool: Tool, offer: ToolOffer) -> bool:
     try:
         return offer_of(server.spec, tool).fingerprint != offer.fingerprint
-    except ValueError:  # it can be offered no more
+    except ValueError:  # it can no longer be offered
         return True
 
 
 def _observation(result: CallToolResult, name: str, arguments: dict[str, Any]) -> MCPObservation:
-    """Keep a result as the model reads it: its JSON, with images beside it, as many as an observation may have."""
+    """Return the observation of a result: its JSON as text, and its images up to the limits."""
     plain = result.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"result_type"})
     parts = [part for part in plain.get("content", []) if part.get("type") == "image"]
     images = fitting_images(f"data:{part.get('mimeType', 'image/png')};base64,{part['data']}" for part in parts)

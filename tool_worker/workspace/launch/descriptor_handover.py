@@ -1,7 +1,7 @@
-"""How a host that inherits nothing gets its descriptors: it is handed them through a socket, once.
+"""Passes descriptors through a socket, once, to a host that cannot inherit them.
 
-Holds: only what the socket was mounted into can connect, because its folder is closed to others; after one has been
-served, nobody listens any more.
+Holds: only a process that sees the socket's mount can connect, because its folder is closed to others. After one
+client, the socket is closed.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ LOOK_AGAIN_SECONDS = 0.2
 
 
 def start_and_hand_over(command: Sequence[str], entrance: Path, sources: Mapping[int, int], log: int) -> int:
-    """Run a command that starts a host elsewhere, hand the host its descriptors, and return the command's process id.
+    """Run a command that starts a host elsewhere, pass the host its descriptors, and return the command's pid.
 
-    Blocks for as long as that takes, a second or so.
+    Blocks for a second or so.
 
     Args:
-        sources: by the number that a descriptor gets in the host.
-        log: gets what the command prints.
+        sources: Our descriptors, by their number in the host.
+        log: Receives the command's output.
 
     Raises:
-        OSError: nobody came for them.
+        OSError: The host did not connect.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with listener:
-        bind_for_all(listener, entrance)  # the host may run as any user; nobody else has access to the folder
+        bind_for_all(listener, entrance)  # the host may run as any user; the folder is closed to all others
         listener.listen(1)
         listener.settimeout(LOOK_AGAIN_SECONDS)
         try:
@@ -54,7 +54,7 @@ def start_and_hand_over(command: Sequence[str], entrance: Path, sources: Mapping
 
 
 def _give(listener: socket.socket, sources: Mapping[int, int], pid: int) -> None:
-    """Serve the first caller; a command that failed means that there will be none."""
+    """Serve the first client; give up if the command fails."""
     taker = None
     has_ended = False
     for _ in range(int(HANDOVER_LIMIT_SECONDS / LOOK_AGAIN_SECONDS)):

@@ -1,4 +1,4 @@
-"""What the host of a workspace is started with: its sandbox and its configuration."""
+"""Plans the start of a workspace's host: its sandbox and its configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.launch.session_programs import SessionPrograms, document_packages, document_readers
 
 GIT_CONFIGURATION = ".config/git/config"
-"""Below the home; what a user sets by `git config --global` counts more, and so does a repository."""
+"""Path below the home; a user's `git config --global` and a repository's settings override it."""
 MEMORY_OF_ALL = (
     "[A program was killed or refused memory. All programs of this workspace together may use {size}, files in "
     "/dev/shm included; one that takes more is killed.]"
@@ -35,7 +35,7 @@ class HostPlans:
 
     Attributes:
         root: Directory of the node's workspaces.
-        has_control_groups: Whether the kernel bounds all programs of a workspace together.
+        has_control_groups: Whether the kernel limits all programs of a workspace together.
 
     The others: see `Workspaces`.
     """
@@ -57,7 +57,7 @@ class HostPlans:
         """Plan a host in a sandbox.
 
         Args:
-            directory: What the path of the binding has to lead to when the sandbox is made.
+            directory: The directory that the binding's path must lead to when the sandbox is created.
         """
         can = sandbox.capabilities
         enclosure = Enclosure(
@@ -121,7 +121,7 @@ class HostPlans:
         return (MEMORY_OF_EACH if is_of_each else MEMORY_OF_ALL).format(size=_size(limit))
 
     def _git_variables(self, folder: HostFolder) -> Mapping[str, str]:
-        """Put the identity below the machine's configuration, where there is no home of ours to put it into."""
+        """Return the variables that add the identity to the machine's configuration, for sandboxes without our home."""
         system = "[include]\n\tpath = /etc/gitconfig\n"
         folder.git_configuration.write_text(self.git_identity.configuration() + system)
         return {"GIT_CONFIG_SYSTEM": str(folder.git_configuration)}
