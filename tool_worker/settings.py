@@ -37,10 +37,8 @@ class ToolVariables(BrokerSettings):
     node: Annotated[
         str, Field(description="id of this machine for workspaces, the same across restarts; empty: the host's name")
     ] = ""
-    pools: Annotated[str, Field(description="what this worker can do, separated by commas")] = "bash"
-    labels: Annotated[
-        str, Field(description="what else workspaces find on this node, such as `gpu`, separated by commas")
-    ] = ""
+    pools: Annotated[str, Field(description="pools that this worker serves, separated by commas")] = "bash"
+    labels: Annotated[str, Field(description="further features of this node, such as `gpu`, separated by commas")] = ""
     tools: Annotated[str, Field(description="tools that it offers, `module:attribute`, separated by commas")] = ""
     pass_env: Annotated[
         str, Field(description="names or patterns of further variables that tool workers get, separated by commas")
@@ -50,50 +48,48 @@ class ToolVariables(BrokerSettings):
     docker_images: Annotated[
         str, Field(description="patterns of images for containers, separated by commas; the first is the default")
     ] = ""
-    docker_host: Annotated[str, Field(description="address of the engine, if it is not the usual one")] = ""
-    docker_cpus: Annotated[Seconds, Field(description="how many a container may keep busy; 0: all")] = 0.0
+    docker_host: Annotated[str, Field(description="address of the engine; empty: the default one")] = ""
+    docker_cpus: Annotated[Seconds, Field(description="CPUs that a container may use; 0: all")] = 0.0
     workspace_memory_bytes: Annotated[
-        int, Field(ge=0, description="bound for all programs of a workspace together; 0: half of the machine's")
+        int, Field(ge=0, description="limit for all programs of a workspace together; 0: half of the machine's")
     ] = 0
-    workspace_processes: Annotated[Count, Field(description="how many a workspace may have at once")] = 4096
+    workspace_processes: Annotated[Count, Field(description="processes that a workspace may have at once")] = 4096
     egress: Annotated[
-        str, Field(description="hosts that workspaces may be given, separated by commas; `none`; empty: any")
+        str, Field(description="hosts that workspaces may reach, separated by commas; `none`; empty: any")
     ] = ""
-    egress_private: Annotated[
-        str, Field(description="networks that they may reach by name although they are not public")
-    ] = ""
+    egress_private: Annotated[str, Field(description="private networks that workspaces may reach by name")] = ""
     egress_bytes: Annotated[
-        Count, Field(description="that a workspace with a list of hosts may move, in both directions together")
+        Count, Field(description="traffic limit of a workspace with a list of hosts, both directions together")
     ] = 20 * 2**30
     repository_roots: Annotated[
         str, Field(description="directories below which `git+file://` may clone, separated by commas; empty: none")
     ] = ""
-    chromium: Annotated[str, Field(description="where Chromium is; empty: where it is usually installed")] = ""
+    chromium: Annotated[str, Field(description="path of Chromium; empty: the usual places")] = ""
     git_user_name: Annotated[
-        str, Field(description="as whom git commits in workspaces where nothing else says it; empty: nobody")
+        str, Field(description="git's author name in workspaces that configure none; empty: none")
     ] = GitIdentity().name
-    git_user_email: Annotated[str, Field(description="the address of that name")] = GitIdentity().email
+    git_user_email: Annotated[str, Field(description="email address of that author")] = GitIdentity().email
     workspace_ttl_seconds: Annotated[
         Seconds, Field(description="how long a workspace's processes outlive the last use")
     ] = 3_600.0
     workspace_idle_seconds: Annotated[
-        Seconds, Field(description="how long they outlive it when only a shell is left that waits")
+        Seconds, Field(description="how long they outlive it when only an idle shell is left")
     ] = 300.0
     workspace_ends_with_worker: Annotated[
-        bool, Field(description="a tool worker that stops ends the idle processes of conversations that have ended")
+        bool, Field(description="whether a stopping tool worker ends the idle processes of finished conversations")
     ] = False
     workspace_keep_seconds: Annotated[
         Seconds, Field(description="how long the directory of a closed conversation is kept after its last use")
     ] = 604_800.0
-    workspace_bytes: Annotated[
-        Count, Field(description="how much the regular files of a workspace may hold together")
-    ] = 4 * 2**30
-    workspace_files: Annotated[Count, Field(description="how many entries a workspace may have")] = 200_000
+    workspace_bytes: Annotated[Count, Field(description="size limit of all regular files of a workspace")] = 4 * 2**30
+    workspace_files: Annotated[Count, Field(description="limit of files, directories and links in a workspace")] = (
+        200_000
+    )
     node_lost_seconds: Annotated[
-        Seconds, Field(description="after how long without a tool worker this node is given up")
+        Seconds, Field(description="how long a node without a tool worker waits before its conversations move")
     ] = 120.0
     checkpoint_every: Annotated[
-        int, Field(description="after how many actions that may change files a workspace is saved")
+        int, Field(description="number of actions with possible file changes between two checkpoints")
     ] = 10
 
 

@@ -185,7 +185,7 @@ def found_tools(named: Iterable[str], pools: Iterable[str], *, masker: Masker | 
         try:
             tools.append(as_custom_tool(load()))
         except (Exception, SystemExit) as error:  # noqa: BLE001  (what somebody's module does when it is imported)
-            _log.error("%s gives no tool", source, exc_info=error)
+            _log.error("%s provides no tool", source, exc_info=error)
             reason = f"{type(error).__name__}: {error}" if not isinstance(error, UsageError) else str(error)
             remedy = usual_remedy
             if variable := find_missing_variable(error):

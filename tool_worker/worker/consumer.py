@@ -322,7 +322,7 @@ class Incarnation:
             # damaged keys affect only their own conversation
             except (UnknownConversation, StoreRefused, *CANNOT_BE_READ) as error:
                 _log.warning(
-                    "conversation %s cannot be looked at again: %s",
+                    "cannot check conversation %s after a reconnect: %s",
                     conversation_id,
                     error,
                     extra=about(conversation_id),
@@ -360,7 +360,7 @@ class Incarnation:
     def _placed(self, task: asyncio.Task[None]) -> None:
         self._unplaced.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("an action was left to be handed out again", exc_info=error)
+            _log.error("an action failed here and will be redelivered", exc_info=error)
 
     async def _hand_on(self, queue: ActionQueue, delivery: ActionDelivery, wait_seconds: float) -> None:
         refusal = await self._placing.find(delivery, wait_seconds=wait_seconds)
@@ -372,7 +372,7 @@ class Incarnation:
         self._places.give(is_first=queue.is_first)
         self.progress += 1
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("an action was left to be handed out again", exc_info=error)
+            _log.error("an action failed here and will be redelivered", exc_info=error)
 
     async def _take(
         self, queue: ActionQueue, delivery: ActionDelivery | ControlDelivery, refusal: NotServed | None = None

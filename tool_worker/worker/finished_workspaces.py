@@ -40,4 +40,4 @@ async def end_finished(store: Store, workspaces: Workspaces, root: Path) -> None
             living = [found.conversation_id for found in workspaces.list() if found.is_alive]
             await asyncio.gather(*(end(conversation_id) for conversation_id in living))
     except (OSError, TimeoutError, DeckhandsError) as error:
-        _log.warning("workspaces of conversations that have ended live on for a while: %s", error or "no time left")
+        _log.warning("cannot end all workspaces of finished conversations: %s", error or "out of time")

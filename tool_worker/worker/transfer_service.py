@@ -77,7 +77,7 @@ class TransferService:
             code = "no_such_file" if is_missing else "transfer_failed"
             answer = TransferAnswer(error=f"{request.path}: {error.strerror}", code=code)
         except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an answer)
-            _log.exception("transfer of %s", conversation_id)
+            _log.exception("transfer of %s failed", conversation_id)
             answer = TransferAnswer(error=f"{type(error).__name__}: {error}", code="transfer_failed")
         await self._transfers.answer(conversation_id, token, answer, content)
         self._noted(conversation_id, token).unlink(missing_ok=True)

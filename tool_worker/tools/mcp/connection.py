@@ -270,7 +270,7 @@ async def _all_tools(session: ClientSession, name: str) -> list[Tool]:
                 continue
             chars += size
             if len(found) == MAX_TOOLS or chars > MAX_LIST_CHARS:
-                text = "the MCP server %s has more tools than are taken: %d further tools of a page are left out"
+                text = "the MCP server %s has too many tools: %d further tools of a page are left out"
                 _log.warning(text, name, len(page.tools) - number)
                 return found
             found.append(tool)

@@ -131,7 +131,9 @@ class Incoming:
                 continue
             found.append(tool)
         if len(told) > MAX_TOOLS:
-            _log.warning("the MCP server %s has %d tools; the first %d are taken", self._name, len(told), MAX_TOOLS)
+            _log.warning(
+                "the MCP server %s has %d tools; only the first %d are offered", self._name, len(told), MAX_TOOLS
+            )
         for reason in reasons[:SHOWN_REASONS]:
             _log.warning("a tool of the MCP server %s cannot be offered and is left out: %s", self._name, reason)
         if len(reasons) > SHOWN_REASONS:

@@ -82,7 +82,9 @@ async def _read(process: Process, to_session: MemoryObjectSendStream[Any], asked
             try:
                 line = await process.stdout.readline()
             except ValueError:
-                _log.warning("an MCP server sent a message of more than %d bytes; it is ended", MESSAGE_LIMIT_BYTES)
+                _log.warning(
+                    "an MCP server sent a message of more than %d bytes; closing the connection", MESSAGE_LIMIT_BYTES
+                )
                 why = ErrorData(code=CONNECTION_CLOSED, message=ANSWER_TOO_LONG)
                 for request_id in tuple(asked):
                     await to_session.send(SessionMessage(JSONRPCError(jsonrpc="2.0", id=request_id, error=why)))

@@ -140,7 +140,7 @@ def custom_tools(server: McpServer, tools: Sequence[Tool]) -> list[CustomTool]:
     for tool in tools:
         shown = tool.name[:SHOWN_NAME_CHARS]
         if tool.name in names:
-            _log.warning("%s tells of two tools %r; the second is left out", server.spec.name, shown)
+            _log.warning("%s lists two tools named %r; the second is left out", server.spec.name, shown)
             continue
         if not any(fnmatchcase(tool.name, pattern) for pattern in server.spec.tools):
             continue

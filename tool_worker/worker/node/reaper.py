@@ -54,7 +54,7 @@ class Reaper:
                 for conversation_id in await self.sweep():
                     _log.info("removed the workspace of %s", conversation_id, extra=about(conversation_id))
             except (OSError, DeckhandsError) as error:
-                _log.warning("workspaces could not be removed: %s", error)
+                _log.warning("cannot remove workspaces: %s", error)
 
     async def note(self, conversation_id: str) -> None:
         """Mark a conversation's files as deleted if the store no longer knows the conversation. Idempotent.
@@ -148,7 +148,7 @@ def _logging_what_stays(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        _log.warning("what is in %s cannot be removed: %s", name, error)
+        _log.warning("cannot remove all files in %s: %s", name, error)
 
 
 def _left_by(folder: HostFolder) -> str:

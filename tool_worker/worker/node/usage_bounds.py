@@ -58,7 +58,7 @@ class UsageBounds:
             try:
                 await self.sweep()
             except OSError as error:
-                _log.warning("what workspaces hold cannot be looked at: %s", error)
+                _log.warning("cannot measure the resources of workspaces: %s", error)
             took = loop.time() - began
 
     async def sweep(self) -> None:

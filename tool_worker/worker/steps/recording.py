@@ -69,5 +69,5 @@ class Recorder:
                 checksum=checksum,
             )
         except EventsLost as lost:
-            _log.warning("an action is not in its log any more: %s", lost.message)
+            _log.warning("an action is no longer in its log: %s", lost.message)
             await name_gap(self._log, lost, noticed_by="the tool worker that carried it out")

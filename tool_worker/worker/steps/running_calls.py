@@ -72,7 +72,7 @@ class RunningCalls:
 async def _stopped(task: asyncio.Task[Observation], limit_seconds: float) -> Observation:
     done, _ = await asyncio.wait({task}, timeout=limit_seconds)
     if not done:
-        _log.warning("%s does not stop; it is left alone", task.get_name())
+        _log.warning("%s does not stop; it is abandoned", task.get_name())
     elif not task.cancelled() and task.exception() is None:
         return task.result()
     return ErrorObservation(content="The call was stopped.", error_id="cancelled")

@@ -176,7 +176,7 @@ class Checkpointing:
             try:
                 await self._opener.open(conversation_id, source)
             except (OSError, WorkspaceError, CorruptEntry) as error:
-                _log.error("the workspace of %s cannot be opened again: %s", conversation_id, error)
+                _log.error("cannot reopen the workspace of %s: %s", conversation_id, error)
             else:
                 return REOPENED
         notice = LOST if await self._is_used(conversation_id, asked[0]) else None
@@ -197,7 +197,7 @@ class Checkpointing:
             if self._bases is not None and base.is_dir():
                 await asyncio.to_thread(self._bases.save, conversation_id, base, SavedFiles())
         except (OSError, WorkspaceError) as error:
-            _log.warning("the workspace of %s was not saved: %s", conversation_id, error)
+            _log.warning("cannot save the workspace of %s: %s", conversation_id, error)
 
     async def original(self, conversation_id: str) -> Path | None:
         """Return the path of a workspace's original state, restored if needed; None if it is not known.
@@ -246,7 +246,7 @@ class Checkpointing:
         try:
             await self.save(conversation_id)
         except (OSError, WorkspaceError) as error:
-            _log.warning("the workspace of %s was not saved: %s", conversation_id, error)
+            _log.warning("cannot save the workspace of %s: %s", conversation_id, error)
 
     async def save(self, conversation_id: str) -> Checkpoint | None:
         """Save a workspace now. Returns None if it is a named directory or if nothing is saved here.
@@ -277,7 +277,7 @@ class Checkpointing:
         try:
             await self.save(conversation_id)
         except (OSError, WorkspaceError) as error:
-            _log.warning("the workspace of %s was not saved: %s", conversation_id, error)
+            _log.warning("cannot save the workspace of %s: %s", conversation_id, error)
 
     async def _found(self, conversation_id: str, source_id: str | None, at: int | None) -> Checkpoint | None:
         """Find the checkpoint of a workspace; a fork first gets a checkpoint of its source."""
@@ -286,7 +286,7 @@ class Checkpointing:
         try:
             return await asyncio.to_thread(_found, self._checkpoints, conversation_id, source_id, at)
         except (FileNotFoundError, CheckpointCorrupt) as error:
-            _log.error("the workspace of %s cannot be restored: %s", conversation_id, error)
+            _log.error("cannot restore the workspace of %s: %s", conversation_id, error)
             return None
         except (OSError, CheckpointsUnavailable) as error:
             raise CheckpointsUnavailable(OUT_OF_REACH.format(error=error)) from error
@@ -298,7 +298,7 @@ class Checkpointing:
         except FileExistsError:
             return True  # another worker of this node was faster
         except (FileNotFoundError, CheckpointCorrupt) as error:
-            _log.error("the workspace of %s cannot be restored: %s", conversation_id, error)
+            _log.error("cannot restore the workspace of %s: %s", conversation_id, error)
             return False
         except (OSError, CheckpointsUnavailable) as error:
             raise CheckpointsUnavailable(OUT_OF_REACH.format(error=error)) from error
