@@ -8,9 +8,11 @@ Does not: touch a workspace. A tool acts where its own code acts, with the right
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import importlib
 import inspect
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -32,7 +34,6 @@ from broker.coordination import ActionClaimed, ActionReclaimed
 from broker.runtime import UsageError, find_missing_variable, say_how_to_pass
 from broker.secrets import Masker
 from broker.tools import CustomTool, Runner, ToolContext, ToolFailed, ToolFailure, as_custom_tool, entry_points
-from tool_worker.tools.own_thread import in_own_thread
 
 ENTRY_POINTS = "deckhands.tools"
 UNKNOWN_TEXT = (
@@ -257,3 +258,40 @@ def fitting_images(images: Iterable[str]) -> tuple[str, ...]:
 
 def _cut(text: str) -> str:
     return text if len(text) <= MAX_ANSWER_CHARS else truncate_content(text, MAX_ANSWER_CHARS)
+
+
+async def in_own_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a function in a new thread and return its result.
+
+    The call starts immediately, however many others block. A call that never ends takes no thread of the loop's pool
+    and does not keep the process alive. Every exception of the function, even SystemExit, is raised here as an ordinary
+    exception. If the caller is cancelled, the thread runs on.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Any] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        found, error = None, None
+        try:
+            found = context.run(function, *arguments)
+        except Exception as raised:  # noqa: BLE001  (it is raised where the call is waited for)
+            error = raised
+        except BaseException as raised:  # noqa: BLE001  (SystemExit would end the waiting task)
+            error = RuntimeError(f"{type(raised).__name__}: {raised}")
+        with suppress(RuntimeError):  # the loop has been closed
+            loop.call_soon_threadsafe(_settle, answer, found, error)
+
+    threading.Thread(target=work, name=f"call of {getattr(function, '__qualname__', function)}", daemon=True).start()
+    return await answer
+
+
+def _settle(answer: asyncio.Future[Any], found: Any, error: Exception | None) -> None:
+    if answer.done():  # the caller was cancelled
+        return
+    if error is None:
+        answer.set_result(found)
+    elif isinstance(error, StopIteration):  # a future cannot hold one
+        answer.set_exception(RuntimeError(f"StopIteration: {error}"))
+    else:
+        answer.set_exception(error)

@@ -12,10 +12,11 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from broker.celery import cancel_when
-from broker.contract import checksum_of
+from broker.contract import TERMINAL_STATES, checksum_of
 from broker.coordination import (
     CANNOT_BE_READ,
     ActionDelivery,
@@ -32,7 +33,7 @@ from broker.coordination import (
     Transfers,
     Turns,
 )
-from broker.log import EventLog, check_remembered, name_gap
+from broker.log import Conversations, EventLog, check_remembered, name_gap
 from broker.runtime import (
     ACTION,
     CONVERSATION,
@@ -52,7 +53,6 @@ from broker.tools import SANDBOX, ToolFailure, ToolFailures, ToolOffers
 from tool_worker.settings import ToolSettings
 from tool_worker.tools import McpServers, OfferedTools, SandboxedLaunch, found_tools
 from tool_worker.worker.executor import Executor
-from tool_worker.worker.finished_workspaces import end_finished
 from tool_worker.worker.node.disk_bounds import DiskBounds
 from tool_worker.worker.node.quota import Quota
 from tool_worker.worker.node.reaper import Reaper
@@ -64,11 +64,13 @@ from tool_worker.workspace import (
     Bindings,
     Checkpointing,
     Checkpoints,
+    HostFolder,
     ResourceUsage,
     WorkspaceOpener,
     Workspaces,
     identity_of,
     only_here,
+    retire,
     sandbox_of_git,
     session_programs,
 )
@@ -76,6 +78,8 @@ from tool_worker.workspace import (
 READ_AT_ONCE = 8
 
 _log = logging.getLogger(__name__)
+LIMIT_SECONDS = 2.0
+AT_ONCE = 16
 
 
 class ToolConsumer:
@@ -429,3 +433,28 @@ def _checkpointing(log: EventLog, settings: ToolSettings, opener: WorkspaceOpene
         bases=Checkpoints(place, clock, folder=BASES),
         opener=opener,
     )
+
+
+async def end_finished(store: Store, workspaces: Workspaces, root: Path) -> None:
+    """End the idle hosts of finished conversations, when the worker stops together with its cluster.
+
+    A host with a running command or background program is not ended; it runs on for its usual idle time. Never raises;
+    gives up after two seconds.
+    """
+    conversations, room = Conversations(store), asyncio.Semaphore(AT_ONCE)
+
+    async def end(conversation_id: str) -> None:
+        async with room:
+            try:
+                row = await conversations.row(conversation_id)
+            except UnknownConversation:
+                return
+            if row.is_closed or row.state in TERMINAL_STATES:
+                await retire(HostFolder(root, conversation_id), may_kill=False)
+
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            living = [found.conversation_id for found in workspaces.list() if found.is_alive]
+            await asyncio.gather(*(end(conversation_id) for conversation_id in living))
+    except (OSError, TimeoutError, DeckhandsError) as error:
+        _log.warning("cannot end all workspaces of finished conversations: %s", error or "out of time")

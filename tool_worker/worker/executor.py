@@ -29,12 +29,11 @@ from tool_worker.worker.node.usage_bounds import UsageBounds
 from tool_worker.worker.steps.action_run import ActionRun
 from tool_worker.worker.steps.answers import answer_failures, limit_attempts, read_action, refuse, require_confirmation
 from tool_worker.worker.steps.attribution import rest_while_host_acts, take_turn
-from tool_worker.worker.steps.host import make_request, observe, run_on_host
+from tool_worker.worker.steps.host import make_request, observe, pass_secrets, run_on_host
 from tool_worker.worker.steps.journal import check_journal
 from tool_worker.worker.steps.notices import Notices
 from tool_worker.worker.steps.recording import Recorder
 from tool_worker.worker.steps.running_calls import RunningCalls, call_offered_tool
-from tool_worker.worker.steps.secrets import pass_secrets
 from tool_worker.worker.steps.spans import Spans
 from tool_worker.worker.steps.stop_orders import StopOrders
 from tool_worker.worker.steps.workspace import fill_workspace, open_workspace, recover_workspace

@@ -27,7 +27,6 @@ from tool_worker.workspace.bindings import Bindings
 from tool_worker.workspace.files.openat2_paths import Directory
 from tool_worker.workspace.launch.binding import MOUNT_AT, Binding
 from tool_worker.workspace.launch.egress_gate import EgressGate
-from tool_worker.workspace.launch.git_identity import GitIdentity
 from tool_worker.workspace.launch.host_connection import HostConnection
 from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.launch.host_launch import (
@@ -39,7 +38,7 @@ from tool_worker.workspace.launch.host_launch import (
     start_host,
     wait_until_dead,
 )
-from tool_worker.workspace.launch.host_plan import HostPlans
+from tool_worker.workspace.launch.host_plan import GitIdentity, HostPlans
 from tool_worker.workspace.launch.session_programs import SessionPrograms
 from tool_worker.workspace.launch.verified_sandboxes import VerifiedSandboxes
 from tool_worker.workspace.named_directories import NamedDirectories, unwritable_notice

@@ -2,6 +2,8 @@
 
 Holds: a tool enters a conversation as data, under `<server>/<tool>`, with its description and schema pinned by their
 hash. If a server changes a tool later, existing conversations keep the old description, and the tool is not called.
+No part of a server's text is hidden from human readers: terminal control characters, characters that reorder a line,
+and invisible characters are escaped.
 Does not: trust a server. Its texts are information for the model; of its hints, only the one that a call may be
 repeated after a crash is used.
 """
@@ -24,12 +26,18 @@ from broker.tools import CustomTool, ToolContext, ToolFailed, ToolFailure
 from tool_worker.tools.mcp.config import McpServerSpec
 from tool_worker.tools.mcp.connection import CONNECT_LIMIT_SECONDS, Launch
 from tool_worker.tools.mcp.incoming import SHOWN_NAME_CHARS
-from tool_worker.tools.mcp.listed_tools import offer_of, prefix_of
 from tool_worker.tools.mcp.server import McpServer
 from tool_worker.tools.offered import OfferedTools, fitting_images
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult, Tool
+import re
+from typing import TYPE_CHECKING
+
+from broker.contract import MAX_DESCRIPTION_CHARS, OutcomePolicy
+
+if TYPE_CHECKING:
+    from mcp.types import Tool
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
@@ -39,6 +47,11 @@ LOOK_SECONDS = 60.0
 Publish = Callable[[Sequence[ToolOffer]], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+_TEXTS = frozenset({"description", "title", "$comment"})
 
 
 class McpServers:
@@ -203,3 +216,59 @@ def _observation(result: CallToolResult, name: str, arguments: dict[str, Any]) -
         part["data"] = f"[image {n}]" if n <= len(images) else "[image left out]"
     content = json.dumps(plain, ensure_ascii=False)
     return MCPObservation(content=content, name=name, arguments=arguments, image_urls=images or None)
+
+
+def offer_of(spec: McpServerSpec, tool: Tool) -> ToolOffer:
+    """Return the tool as published, under `<server>/<tool>`.
+
+    Raises:
+        ValueError: The tool cannot be offered; the text gives the reason.
+    """
+    if _UNSEEN.search(tool.name):
+        raise ValueError("its name has characters that are not seen")
+    hints = tool.annotations
+    may_repeat = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
+    return ToolOffer(
+        key=f"{prefix_of(spec)}{tool.name}",
+        name=re.sub(r"[^A-Za-z0-9_-]", "_", tool.name)[:64],
+        description=clean(tool.description or "")[:MAX_DESCRIPTION_CHARS],
+        parameters=_cleaned(tool.input_schema),
+        runner="mcp",
+        pool=spec.pool,
+        outcome=OutcomePolicy.IDEMPOTENT if may_repeat else OutcomePolicy.AT_MOST_ONCE,
+    )
+
+
+def prefix_of(spec: McpServerSpec) -> str:
+    """Return the prefix of the keys of a server's tools."""
+    return f"{spec.name}/"
+
+
+def clean(text: str) -> str:
+    r"""Return a text with invisible characters escaped, as in `\u202e`."""
+    return _UNSEEN.sub(lambda found: found.group().encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
+
+
+def _cleaned(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema with clean texts for readers; parts that validate arguments are unchanged.
+
+    Raises:
+        ValueError: A parameter's name has invisible characters.
+    """
+
+    def cleaned(part: Any, *, is_names: bool = False) -> Any:
+        if isinstance(part, list):
+            return [cleaned(item) for item in part]
+        if not isinstance(part, dict):
+            return part
+        if any(_UNSEEN.search(key) for key in part):
+            raise ValueError("a name in its schema has characters that are not seen")
+        return {
+            key: clean(item)
+            if key in _TEXTS and isinstance(item, str) and not is_names
+            else cleaned(item, is_names=key == "properties" and not is_names)
+            for key, item in part.items()
+        }
+
+    found: dict[str, Any] = cleaned(schema)
+    return found

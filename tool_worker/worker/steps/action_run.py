@@ -6,15 +6,20 @@ Holds: a step uses only fields that an earlier step has set: `read_action` sets 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import sha256
 
 from broker.contract import Action, Event, Observation, OutcomePolicy, codec
 from broker.coordination import ActionClaimed, ActionDelivery, ActionReclaimed, CrashAttribution
 from broker.runtime import DeckhandsError, Rest
 from tool_worker.tools import HostRequest, Tool
-from tool_worker.worker.fingerprints import fingerprint_of
 from tool_worker.workspace import HostResult, OpenWorkspace
+
+NOT_CONTENT = frozenset({"timestamp", "source", "thought", "tool_call_metadata", "traceparent"})
+"""Fields that do not count as content: time, source and wording of the decision."""
+DIGITS = 16
 
 
 @dataclass
@@ -64,3 +69,14 @@ class ActionRun:
 
 RestOfAction = Rest[ActionRun, Observation]
 RestOfHostCall = Rest[ActionRun, HostResult]
+
+
+def fingerprint_of(action: Action) -> str:
+    """Return sixteen hex digits for the kind and the arguments of an action.
+
+    The fingerprint tells apart two actions with the same number, of which the store lost the first. It depends on the
+    content only, not on the delivery: the same command under the same number in the same conversation is the same
+    action, whose result is collected and which does not run a second time.
+    """
+    content = {name: value for name, value in action.wire().items() if name not in NOT_CONTENT}
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:DIGITS]

@@ -1,9 +1,11 @@
-"""Sends an action to the workspace host, and turns the result into an observation.
+"""Sends an action with its secrets to the workspace host, and turns the result into an observation.
 
 Holds: an outcome that the host does not know is reported as unknown.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from broker.contract import ErrorObservation, Observation, OutcomeUnknownObservation
 from broker.log import EventLog
@@ -53,3 +55,15 @@ async def run_on_host(run: ActionRun) -> HostResult:
         may_repeat=run.may_repeat,
         fingerprint=run.fingerprint,
     )
+
+
+async def pass_secrets(log: EventLog, run: ActionRun, rest: RestOfAction) -> Observation:
+    """Add the secrets that a command names to its request, and no others."""
+    request = run.request
+    is_command = request.tool == "acp" or (request.tool == "bash" and not request.arguments["is_input"])
+    if log.secrets is not None and is_command:
+        command = request.arguments["command"]
+        wanted = await log.secrets.wanted_by(run.conversation_id, command, claimed=run.claim.secrets)
+        if wanted:
+            run.request = replace(request, arguments={**request.arguments, "env": wanted})
+    return await rest(run)

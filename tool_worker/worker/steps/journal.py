@@ -12,8 +12,7 @@ from broker.coordination import ActionReclaimed
 from broker.log import EventLog, name_gap
 from broker.runtime import CorruptEntry, DeckhandsError, EventsLost, failpoint
 from tool_worker.host.protocol import NEVER_STARTED, OTHER, RECORDED, RUNNING
-from tool_worker.worker.fingerprints import fingerprint_of
-from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
+from tool_worker.worker.steps.action_run import ActionRun, RestOfAction, fingerprint_of
 
 NOT_CARRIED_OUT = (
     "This action was not run. It was decided before it was known that the store had lost events of this conversation: "

@@ -37,7 +37,6 @@ from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-
 
 from broker.runtime import Clock, check_conversation_id
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, FileUnfit
-from tool_worker.workspace.checkpoints.manifest import are_sound, encoded
 from tool_worker.workspace.files.file_tree import (
     DIRECTORY,
     FILE,
@@ -387,3 +386,29 @@ def _read_up_to(descriptor: int, limit_bytes: int) -> bytes:
         chunks.append(chunk)
         missing -= len(chunk)
     return b"".join(chunks)
+
+
+def encoded(manifest: dict[str, Any]) -> bytes:
+    """Serialize a manifest."""
+    return json.dumps(manifest, separators=(",", ":")).encode("ascii")
+
+
+def pieces_of(rows: list[list[Any]]) -> Iterator[str]:
+    """Yield the hashes of all pieces of a checkpoint's files."""
+    for row in rows:
+        if row[1] == FILE:
+            yield from row[5]
+
+
+def are_sound(rows: list[list[Any]]) -> bool:
+    """Return whether every entry's directory precedes it, so that no entry leads out, even through a link."""
+    directories = {""}
+    for row in rows:
+        folder, _, name = row[0].rpartition("/")
+        if len(row) != 6 or name in ("", ".", "..") or "\0" in name or folder not in directories:
+            return False
+        if row[1] == DIRECTORY:
+            directories.add(row[0])
+        elif row[1] not in (FILE, LINK):
+            return False
+    return True

@@ -114,7 +114,7 @@ class Checkpointing:
 
         Args:
             source: Source of the workspace.
-            fingerprint: Fingerprint of the action, see `fingerprints`.
+            fingerprint: Fingerprint of the action, see `fingerprint_of`.
             moves: See `has_moved_away`.
 
         Returns:

@@ -14,8 +14,14 @@ import sys
 from datetime import UTC, timedelta
 
 from broker.runtime import SYSTEM_CLOCK, is_conversation_id
-from tool_worker.workspace.checkpoints.checkpoint_store import BASES, CHECKPOINTS, HISTORY, RENEWED_SECONDS, Checkpoints
-from tool_worker.workspace.checkpoints.manifest import pieces_of
+from tool_worker.workspace.checkpoints.checkpoint_store import (
+    BASES,
+    CHECKPOINTS,
+    HISTORY,
+    RENEWED_SECONDS,
+    Checkpoints,
+    pieces_of,
+)
 
 UNUSED_SECONDS = 2 * RENEWED_SECONDS
 FOLDERS = (CHECKPOINTS, BASES, HISTORY)

@@ -133,7 +133,7 @@ class HostConnection:
 
         Args:
             may_repeat: Whether to run it again if its outcome is unknown.
-            fingerprint: Tells it apart from another action with its number, see `fingerprints`.
+            fingerprint: Tells it apart from another action with its number, see `fingerprint_of`.
 
         Raises:
             HostRefused: The host did not start the action.

@@ -11,7 +11,6 @@ from tool_worker.sandbox import HOST_ID_VARIABLE, Enclosure, ResourceLimits, San
 from tool_worker.workspace.files.openat2_paths import Directory
 from tool_worker.workspace.launch.binding import Binding
 from tool_worker.workspace.launch.egress_gate import EGRESS_PORT, proxy_environment
-from tool_worker.workspace.launch.git_identity import GitIdentity
 from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.launch.session_programs import SessionPrograms, document_packages, document_readers
 
@@ -27,6 +26,7 @@ MEMORY_OF_EACH = (
 KEPT = "all other files, and the history of undo_edit"
 KEPT_WITHOUT_TEMPORARY = "the files of the workspace and of the home, and the history of undo_edit"
 KEPT_WITH_HOME = "the files of the workspace, of the home and of /tmp, and the history of undo_edit"
+LIMIT_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,3 +143,31 @@ def _kept(enclosure: Enclosure) -> str:
 
 def _size(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes >> 20} MiB"
+
+
+@dataclass(frozen=True, slots=True)
+class GitIdentity:
+    """Git's author in a workspace that configures none; git chooses an empty name or email address itself.
+
+    Raises:
+        ValueError: One of them has a character that git rejects or interprets.
+    """
+
+    name: str = "deckhands"
+    email: str = "deckhands@localhost"
+
+    def __post_init__(self) -> None:
+        """Check that both are single lines of text."""
+        for text in (self.name, self.email):
+            if len(text) > LIMIT_CHARS or not all(character.isprintable() for character in text):
+                raise ValueError(f"{text[:LIMIT_CHARS]!r} is not a line of up to {LIMIT_CHARS} characters")
+
+    def configuration(self) -> str:
+        """Return the identity in the format of git's configuration files."""
+        lines = [f"\t{key} = {_quoted(text)}\n" for key, text in (("name", self.name), ("email", self.email)) if text]
+        return "".join(("[user]\n", *lines)) if lines else ""
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
