@@ -208,7 +208,8 @@ def _limits(variables: ToolVariables) -> ResourceLimits:
 
 
 def _gate(variables: ToolVariables) -> EgressGate:
-    hosts, private = _words(variables.egress), _words(variables.egress_private)
+    hosts = _words(variables.egress)
+    private = _words(variables.egress_private)
     try:
         ceiling = () if hosts == ("none",) else host_rules(hosts) or None
     except ValueError as error:

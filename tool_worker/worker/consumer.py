@@ -86,7 +86,8 @@ class ToolConsumer:
     """The service of a tool worker; a `LoopService`."""
 
     def __init__(self, settings: ToolSettings) -> None:
-        self._settings, variables = settings, settings.variables
+        self._settings = settings
+        variables = settings.variables
         self._masker = Masker((*_secrets_of(settings), *settings.private_values))
         self._offered = found_tools(settings.tools, settings.pools, masker=self._masker)
         self._programs = session_programs(settings.pools, chromium=variables.chromium, sandbox=variables.sandbox)
@@ -95,7 +96,8 @@ class ToolConsumer:
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `LoopService.run`."""
-        settings, variables = self._settings, self._settings.variables
+        settings = self._settings
+        variables = settings.variables
         workspaces = Workspaces(
             settings.node_dir,
             sandbox=variables.sandbox,
@@ -441,7 +443,8 @@ async def end_finished(store: Store, workspaces: Workspaces, root: Path) -> None
     A host with a running command or background program is not ended; it runs on for its usual idle time. Never raises;
     gives up after two seconds.
     """
-    conversations, room = Conversations(store), asyncio.Semaphore(AT_ONCE)
+    conversations = Conversations(store)
+    room = asyncio.Semaphore(AT_ONCE)
 
     async def end(conversation_id: str) -> None:
         async with room:

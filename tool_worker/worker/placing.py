@@ -56,7 +56,9 @@ class Placing:
         is_of_pool = ":act:pool:" in delivery.place and not delivery.is_anywhere
         if self._offer is None or not is_of_pool or not has_needs(delivery.workspace):
             return False
-        return bool(self._offer.lacking(delivery.workspace)) or not self._takes(delivery.workspace.path)
+        path = delivery.workspace.path
+        may_be_here = path is None or any(PurePosixPath(path).is_relative_to(root) for root in self._roots)
+        return bool(self._offer.lacking(delivery.workspace)) or not may_be_here
 
     async def place(self, delivery: ActionDelivery) -> Serve | Wait:
         """Bind a new workspace to a node that serves it; the following claim forwards the action there.
@@ -86,9 +88,6 @@ class Placing:
                 return placed.refusal
             await asyncio.sleep(POLL_SECONDS)
         return None
-
-    def _takes(self, path: str | None) -> bool:
-        return path is None or any(PurePosixPath(path).is_relative_to(root) for root in self._roots)
 
 
 def offer_of(settings: ToolSettings) -> NodeOffer:

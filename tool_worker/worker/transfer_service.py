@@ -39,7 +39,8 @@ from tool_worker.sandbox import Sandbox
 from tool_worker.worker.packing import listing, pack, unpack
 from tool_worker.workspace import Bindings, Changes, Checkpointing, HostFolder, Patch, Repositories, require_git
 
-MAX_NAMES_LEFT_OUT, MAX_NAME_CHARS = 1_000, 300
+MAX_NAMES_LEFT_OUT = 1_000
+MAX_NAME_CHARS = 300
 _log = logging.getLogger(__name__)
 PREFIX = ".transfer-"
 STALE_SECONDS = 3600.0
@@ -146,7 +147,8 @@ class TransferService:
         """Store or return one part of a long transfer, or drop the transfer."""
         if not (self._root / conversation_id).is_dir():
             raise WorkspaceLost("The workspace is not on this node yet.", remedy="Try again after the next action.")
-        spools, transfer = self._spools, request.transfer
+        spools = self._spools
+        transfer = request.transfer
         if request.what == "end":
             await asyncio.to_thread(spools.drop, conversation_id, transfer)
             return TransferAnswer(), None
@@ -158,7 +160,8 @@ class TransferService:
 
     def _packed(self, folder: HostFolder, path: str, token: str) -> tuple[TransferAnswer, bytes | None]:
         """Pack the requested files. A long archive stays here and is fetched in parts."""
-        spools, conversation_id = self._spools, folder.conversation_id
+        spools = self._spools
+        conversation_id = folder.conversation_id
         with self._bindings.open(folder, folder.read_binding()) as root, spools.packing(conversation_id, token) as file:
             done = pack(root, path, file)
         with spools.opened(conversation_id, token) as packed:

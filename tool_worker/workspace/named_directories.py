@@ -61,7 +61,8 @@ class NamedDirectories:
         if not path.is_absolute() or ".." in path.parts:
             raise _refused(name, "it is not an absolute path without `..`")
         if not any(path.is_relative_to(root) for root in self.roots):
-            reason = f"it is below none of this node's workspace roots{self._listed()}"
+            roots = f" ({', '.join(map(str, self.roots))})" if self.roots else "; it has none"
+            reason = f"it is below none of this node's workspace roots{roots}"
             raise _refused(name, reason, remedy=ASK_THE_OPERATOR)
         directory = _opened(str(path))
         try:
@@ -75,9 +76,6 @@ class NamedDirectories:
             raise _refused(name, found)
         return directory
 
-    def _listed(self) -> str:
-        return f" ({', '.join(map(str, self.roots))})" if self.roots else "; it has none"
-
 
 def unwritable_notice(directory: Directory, path: str, *, is_confined: bool) -> str:
     """Return the notice for a directory that the workspace's programs cannot write to, or "" if they can.
@@ -85,11 +83,16 @@ def unwritable_notice(directory: Directory, path: str, *, is_confined: bool) -> 
     Args:
         is_confined: Whether the programs run as our user, but without root's rights.
     """
-    found, user = os.fstat(directory.descriptor), os.geteuid()
+    found = os.fstat(directory.descriptor)
+    user = os.geteuid()
     may_write = os.access(f"/proc/self/fd/{directory.descriptor}", os.W_OK | os.X_OK)
     if may_write and is_confined and user == 0:
-        is_ours, is_groups = found.st_uid == user, found.st_gid in os.getgroups()
-        wanted = 0o300 if is_ours else 0o030 if is_groups else 0o003
+        if found.st_uid == user:
+            wanted = 0o300
+        elif found.st_gid in os.getgroups():
+            wanted = 0o030
+        else:
+            wanted = 0o003
         may_write = found.st_mode & wanted == wanted
     if may_write:
         return ""

@@ -59,7 +59,8 @@ class NodeCapacity:
         cannot be read counts as free.
         """
         with suppress(OSError, ValueError, KeyError):
-            terminals = {name: self._number(f"sys/kernel/pty/{name}") for name in ("nr", "max", "reserve")}
+            folder = self._proc / "sys/kernel/pty"
+            terminals = {name: int((folder / name).read_text()) for name in ("nr", "max", "reserve")}
             # The reserve is only for terminals outside of containers and sandboxes.
             if terminals["nr"] >= (1 - SPARE_TERMINALS) * (terminals["max"] - terminals["reserve"]):
                 return _terminals
@@ -69,9 +70,6 @@ class NodeCapacity:
             if kilobytes["MemAvailable"] < SPARE_MEMORY * kilobytes["MemTotal"]:
                 return _memory
         return None if _is_inotify_left() else _watchers
-
-    def _number(self, name: str) -> int:
-        return int((self._proc / name).read_text())
 
 
 async def free_capacity(folders: Iterable[HostFolder], held: Callable[[HostFolder], int]) -> int:

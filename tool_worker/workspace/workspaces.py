@@ -177,10 +177,14 @@ class Workspaces:
                     with directory:
                         attached.notice = self._notice(folder, attached.binding, directory)
                         attached.connection = await self._attach(folder, attached.binding, directory)
-            binding, connection = attached.binding, attached.connection
+            binding = attached.binding
+            connection = attached.connection
             assert binding is not None
             if binding.allow:
-                await self._ensure_proxy(HostFolder(self._root, conversation_id), binding, connection)
+                folder = HostFolder(self._root, conversation_id)
+                proxy = await self._gate.ensure_proxy(folder, binding.allow, connection)
+                if proxy is not None:
+                    self._started.add(proxy)
             return OpenWorkspace(
                 conversation_id,
                 connection,
@@ -270,11 +274,6 @@ class Workspaces:
             binding = folder.read_binding()
             if binding is not None:
                 yield WorkspaceState(entry.name, binding.path, binding.sandbox, folder.is_alive)
-
-    async def _ensure_proxy(self, folder: HostFolder, binding: Binding, connection: HostConnection) -> None:
-        proxy = await self._gate.ensure_proxy(folder, binding.allow, connection)
-        if proxy is not None:
-            self._started.add(proxy)
 
     async def _reopen(self, conversation_id: str) -> HostConnection:
         return (await self.open(conversation_id)).connection
@@ -377,7 +376,8 @@ class Workspaces:
 
     async def _reap(self) -> None:
         left = {pid for pid in self._started if not reap(pid)}
-        have_ended, self._started = left != self._started, left
+        have_ended = left != self._started
+        self._started = left
         if have_ended and self._groups is not None:
             await asyncio.to_thread(self._groups.drop_empty)
 

@@ -102,8 +102,11 @@ def _filled(value: object, environment: Mapping[str, str]) -> tuple[dict[str, ob
     secrets: list[str] = []
 
     def variable(found: re.Match[str]) -> str:
-        secrets.append(_variable(found[1], environment))
-        return secrets[-1]
+        name = found[1]
+        if name not in environment:
+            raise UsageError(f"An MCP server needs the variable {name}, which is not set.", remedy=f"Set {name}.")
+        secrets.append(environment[name])
+        return environment[name]
 
     def fill(part: object) -> object:
         if isinstance(part, str):
@@ -121,9 +124,3 @@ def _filled(value: object, environment: Mapping[str, str]) -> tuple[dict[str, ob
     for text in headers.values() if isinstance(headers, dict) else ():
         secrets += [str(text), str(text).rpartition(" ")[2]]
     return filled, secrets
-
-
-def _variable(name: str, environment: Mapping[str, str]) -> str:
-    if name not in environment:
-        raise UsageError(f"An MCP server needs the variable {name}, which is not set.", remedy=f"Set {name}.")
-    return environment[name]

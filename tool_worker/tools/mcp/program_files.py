@@ -124,11 +124,8 @@ def _base_prefixes(environment: Path) -> list[Path]:
     homes += [Path(value.strip()) for name, _, value in settings if name.strip() == "home"]
     homes += [home.resolve() for home in homes]
     found = dict.fromkeys(home.parent for home in homes if home.is_absolute() and home.name == "bin")
-    return [prefix for prefix in found if prefix not in (environment, Path("/")) and _is_python(prefix)]
-
-
-def _is_python(prefix: Path) -> bool:
-    return any(prefix.glob("lib/python3*/os.py"))
+    possible = [prefix for prefix in found if prefix not in (environment, Path("/"))]
+    return [prefix for prefix in possible if any(prefix.glob("lib/python3*/os.py"))]
 
 
 def _refuse_closed(file: Path, closed: Sequence[Path]) -> None:

@@ -92,7 +92,8 @@ class McpServers:
 
     async def _follow(self, server: McpServer, publish: Publish) -> None:
         loop = asyncio.get_running_loop()
-        pause, offered = FIRST_PAUSE_SECONDS, loop.time()
+        pause = FIRST_PAUSE_SECONDS
+        offered = loop.time()
         while True:
             try:
                 async with asyncio.timeout(LOOK_SECONDS):
@@ -128,7 +129,8 @@ class McpServers:
             await self._report()
 
     def _failure(self, server: McpServer, error: ToolFailed) -> ToolFailure:
-        spec, words = server.spec, server.last_words()
+        spec = server.spec
+        words = server.last_words()
         reason = f"{error.message} Its last words: {words}" if words else error.message
         if spec.command:
             remedy = f"Correct the command of {spec.name} in the file that DECKHANDS_MCP names; "
@@ -149,7 +151,8 @@ def _source(spec: McpServerSpec) -> str:
 
 def custom_tools(server: McpServer, tools: Sequence[Tool]) -> list[CustomTool]:
     """Return a server's tools that its entry allows; logs and leaves out those that cannot be offered."""
-    found, names = [], set[str]()
+    found = []
+    names = set[str]()
     for tool in tools:
         shown = tool.name[:SHOWN_NAME_CHARS]
         if tool.name in names:

@@ -87,7 +87,8 @@ class DiskBounds:
     def writers(self, folder: HostFolder, main_pid: int) -> tuple[list[Writer], str]:
         """Return the programs to kill, and a notice for the model that contains `{count}`."""
         before = self._looks.setdefault(folder.conversation_id, _Look())
-        written, free = _written(main_pid), _free(folder)
+        written = _written(main_pid)
+        free = _free(folder)
         grown = {
             writer: size - before.written.get(writer, 0)
             for writer, size in written.items()

@@ -93,7 +93,10 @@ class Quota:
         may_clear_up = before is None or self._is_over(before)
         await asyncio.sleep(self._first_look_seconds)
         first = look = await self._measure(conversation_id)
-        while not (self._is_over(look) and (not may_clear_up or _is_more(look, first))):
+        while not (
+            self._is_over(look)
+            and (not may_clear_up or (look.size_bytes > first.size_bytes or look.files > first.files))
+        ):
             await asyncio.sleep(max(self._first_look_seconds, self._pause_factor * look.took))
             look = await self._measure(conversation_id)
 
@@ -125,7 +128,3 @@ class Quota:
                 continue  # the directory does not exist
             files, size = files + more_files, size + more_bytes
         return files, size, False
-
-
-def _is_more(look: _Measurement, earlier: _Measurement) -> bool:
-    return look.size_bytes > earlier.size_bytes or look.files > earlier.files

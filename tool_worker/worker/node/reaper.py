@@ -65,7 +65,8 @@ class Reaper:
         try:
             await self._conversations.row(conversation_id)
         except UnknownConversation:
-            folder, now = HostFolder(self._root, conversation_id), self._clock.now().timestamp()
+            folder = HostFolder(self._root, conversation_id)
+            now = self._clock.now().timestamp()
             await asyncio.to_thread(folder.mark_deleted, now)
 
     async def sweep(self) -> list[str]:

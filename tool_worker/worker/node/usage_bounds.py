@@ -22,7 +22,8 @@ from tool_worker.workspace import HostFolder, ResourceUsage, start_tick, workspa
 
 SWEEP_SECONDS = 5.0
 PAUSE_FACTOR = 20.0
-TERMINALS, WATCHERS = 64, 32
+TERMINALS = 64
+WATCHERS = 32
 REMEMBERED_NOTICES = 1_000
 
 ENDED = (
@@ -94,7 +95,8 @@ class UsageBounds:
 
     def _bounded(self, main_pid: int, directories: tuple[Path, ...]) -> str:
         found = workspace_usage(main_pid, directories, self._bound.descriptors)
-        total, count = found.total, 0
+        total = found.total
+        count = 0
         while (holder := found.largest_consumer(self._bound)) is not None:
             found.drop(holder)
             count += _end(holder.pid, holder.start_tick)

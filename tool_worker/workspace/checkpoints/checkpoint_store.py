@@ -280,7 +280,8 @@ class Checkpoints:
         return manifest
 
     def _about(self, manifest: dict[str, Any]) -> Checkpoint:
-        event, source = manifest.get("event"), manifest.get("source")
+        event = manifest.get("event")
+        source = manifest.get("source")
         return Checkpoint(
             len(manifest["entries"]),
             0,

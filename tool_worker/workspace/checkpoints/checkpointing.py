@@ -29,7 +29,8 @@ from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.opening.workspace_opener import BASE, WorkspaceOpener
 
 REMEMBERED_WORKSPACES = 500
-MOVES, SAVING = "moves", "saving.lock"
+MOVES = "moves"
+SAVING = "saving.lock"
 
 GONE = (
     "Later changes, everything in the home (installed packages, settings, keys) and in /tmp, shell variables and "
@@ -125,7 +126,8 @@ class Checkpointing:
             CheckpointsUnavailable: The checkpoint cannot be read or restored now; the next action tries again.
         """
         directory = self._directory(conversation_id)
-        told, asked = directory.with_name("recovery.json"), (action_id, fingerprint)
+        told = directory.with_name("recovery.json")
+        asked = (action_id, fingerprint)
         if directory.exists():
             return _told_to(asked, told)
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

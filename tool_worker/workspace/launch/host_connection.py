@@ -192,7 +192,8 @@ class HostConnection:
             WorkspaceUnavailable: The host has another version of the protocol.
         """
         reply = await self._ask({"op": "ping"})
-        version, running = reply.get("protocol"), reply.get("running")
+        version = reply.get("protocol")
+        running = reply.get("running")
         if version != protocol.PROTOCOL_VERSION or not isinstance(running, list):
             raise WorkspaceUnavailable(
                 f"The host of {self.conversation_id} speaks version {version!r} of the protocol.",

@@ -114,7 +114,8 @@ class HostPlans:
         return enclosure, configuration
 
     def _memory_notice(self, sandbox: Sandbox) -> str:
-        can, limit = sandbox.capabilities, self.limits.memory_bytes
+        can = sandbox.capabilities
+        limit = self.limits.memory_bytes
         if limit is None or not can.confines_programs:
             return ""
         is_of_each = can.uses_control_groups and not self.has_control_groups

@@ -129,7 +129,8 @@ class Repositories:
         )
         for step in [*_steps(source, local), *([["remote", "set-url", "--", "origin", address]] if address else [])]:
             if local is not None or step[0] not in REACHING_OUT:
-                ran, reason = await run(enclosure, _git(*step, **settings)), ""
+                ran = await run(enclosure, _git(*step, **settings))
+                reason = ""
             else:
                 folder = directory.with_name("way-out")
                 async with program_egress(self._sandbox, folder, self._gate, [host_of(source)], name="clone") as out:

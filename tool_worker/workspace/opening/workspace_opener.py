@@ -130,8 +130,10 @@ class WorkspaceOpener:
         commit = ""
         if isinstance(source, GitSource):
             require_git()
-            local = await self._local(source)
-            if local is None:
+            local = None
+            if urlsplit(source.url).scheme == "file":
+                local = await asyncio.to_thread(self._roots.found, source.url, node_dir=self._root)
+            else:
                 self._gate.check((host_of(source),), has_network=False, is_confined=True)
             password = await self._password(conversation_id, source)
             commit = await repositories.clone(source, workspace, self._limits, password=password, local=local)
@@ -147,12 +149,6 @@ class WorkspaceOpener:
         at = f" at commit {commit[:12]}" if commit else ""
         held = f"{counted(files, 'file')}, {counted(size, 'byte')}"
         return Opened(f"The workspace holds {source.title}{at}: {held}.", commit, files, size)
-
-    async def _local(self, source: GitSource) -> Path | None:
-        """Return the path of a local repository; None for a remote one."""
-        if urlsplit(source.url).scheme != "file":
-            return None
-        return await asyncio.to_thread(self._roots.found, source.url, node_dir=self._root)
 
     async def _password(self, conversation_id: str, source: GitSource) -> str:
         if not source.secret:
