@@ -277,8 +277,8 @@ class Cluster:
             if self.spec.gives_up and (worker.quick_ends >= QUICK_ENDS_LIMIT or status == EXIT_USAGE):
                 self._fail(_keeps_failing(worker, status))
                 return
-            said = _last_words(worker) if is_quick else ""
-            self._on_notice(f"{worker.name} ended with {_status_name(status)}; starting it again{said}")
+            ending = _last_words(worker) if is_quick else ""
+            self._on_notice(f"{worker.name} ended with {_status_name(status)}; starting it again{ending}")
             await self._pause(worker.quick_ends)
             with suppress(OSError):  # temporarily out of memory or disk: counted as another quick end
                 self._fill(worker)
@@ -345,13 +345,13 @@ def _status_name(status: int) -> str:
 
 def _last_words(worker: Worker) -> str:
     """Return the end of a worker's log as a suffix for a sentence, or "" if it is empty."""
-    said = last_lines(worker.log, after=worker.log_begins, limit=LAST_WORDS_LINES).strip()
-    return f": {said}" if said else ""
+    ending = last_lines(worker.log, after=worker.log_begins, limit=LAST_WORDS_LINES).strip()
+    return f": {ending}" if ending else ""
 
 
 def _keeps_failing(worker: Worker, status: int) -> WorkerKeepsFailing:
-    said = last_lines(worker.log, after=worker.log_begins, limit=1).strip()
+    last = last_lines(worker.log, after=worker.log_begins, limit=1).strip()
     return WorkerKeepsFailing(
-        f"The worker {worker.name} keeps ending right after its start ({_status_name(status)}): {said or 'no message'}",
+        f"The worker {worker.name} keeps last right after its start ({_status_name(status)}): {last or 'no message'}",
         remedy=f"Its log is {worker.log}.",
     )

@@ -41,8 +41,8 @@ class ReadFile(Tool):
             return HostRequest("read", {"path": action.path, "start": action.start, "end": action.end})
         view_range = list(action.view_range) if action.view_range is not None else None
         if action.path.lower().endswith(".pdf"):
-            asked = {"path": action.path, "view_range": view_range}
-            return HostRequest("code", {"question": "document", "arguments": asked, "timeout": DOCUMENT_SECONDS})
+            arguments = {"path": action.path, "view_range": view_range}
+            return HostRequest("code", {"question": "document", "arguments": arguments, "timeout": DOCUMENT_SECONDS})
         return HostRequest("edit", {"command": "view", "path": action.path, "view_range": view_range})
 
     def observe(self, action: FileReadAction, result: Mapping[str, Any]) -> Observation:

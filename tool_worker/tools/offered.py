@@ -138,7 +138,7 @@ class OfferedTools:
             context.cancelled.set()
             text = f"The tool {action.name} did not answer within {tool.timeout_seconds:g} seconds."
             return ErrorObservation(content=text, error_id="tool_timeout")
-        except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a tool raises is its answer)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (every error of a tool becomes its answer)
             _log.warning("the tool %s failed", action.name, exc_info=error)
             text = f"The tool {action.name} failed: {type(error).__name__}: {error}"
             if variable := find_missing_variable(error):
@@ -185,7 +185,7 @@ def found_tools(named: Iterable[str], pools: Iterable[str], *, masker: Masker | 
     for source, load, usual_remedy in sources:
         try:
             tools.append(as_custom_tool(load()))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  (what somebody's module does when it is imported)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (a foreign module may raise anything)
             _log.error("%s provides no tool", source, exc_info=error)
             reason = f"{type(error).__name__}: {error}" if not isinstance(error, UsageError) else str(error)
             remedy = usual_remedy
@@ -275,7 +275,7 @@ async def in_own_thread(function: Callable[..., Any], *arguments: Any) -> Any:
         found, error = None, None
         try:
             found = context.run(function, *arguments)
-        except Exception as raised:  # noqa: BLE001  (it is raised where the call is waited for)
+        except Exception as raised:  # noqa: BLE001  (raised again in the caller)
             error = raised
         except BaseException as raised:  # noqa: BLE001  (SystemExit would end the waiting task)
             error = RuntimeError(f"{type(raised).__name__}: {raised}")

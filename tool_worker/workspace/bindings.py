@@ -99,7 +99,7 @@ class Bindings:
 
     def _found(self) -> dict[str, _Named]:
         """Return the conversations of this node that work in a named directory."""
-        names = set(os.listdir(self._root))  # noqa: PTH208  (names alone)
+        names = set(os.listdir(self._root))  # noqa: PTH208  (only names are needed)
         for gone in self._known.keys() - names:
             del self._known[gone]
         for name in names - self._known.keys():

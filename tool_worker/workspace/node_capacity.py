@@ -83,11 +83,11 @@ async def free_capacity(folders: Iterable[HostFolder], held: Callable[[HostFolde
     """
     living = sorted((folder for folder in folders if folder.is_alive), key=HostFolder.last_used)
     greedy = await asyncio.to_thread(_greedy, living, held)
-    wanted = len(living) // ENDED_SHARE + 1
+    needed = len(living) // ENDED_SHARE + 1
     ended = 0
-    for asked, may_kill in ((greedy, True), (living, False), (living, True)):
-        for folder in asked[:ASKED_LIMIT]:
-            if ended >= wanted:
+    for candidates, may_kill in ((greedy, True), (living, False), (living, True)):
+        for folder in candidates[:ASKED_LIMIT]:
+            if ended >= needed:
                 return ended
             ended += folder.is_alive and await retire(folder, may_kill=may_kill)
     return ended

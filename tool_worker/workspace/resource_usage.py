@@ -103,7 +103,7 @@ def workspace_usage(
     holders, left = [], descriptors_limit
     for pid in descendants(main_pid):
         with suppress(OSError):  # the process has ended
-            names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208  (a path for each would cost more than the look)
+            names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208  (a path object per file would cost more than the check)
             left -= len(names)
             things: _Things = {(_DESCRIPTORS, pid): len(names)}
             for name in names if left >= 0 else ():
@@ -138,7 +138,7 @@ def start_tick(pid: int) -> int:
 
 def _thing(pid: int, name: str, devices: set[int]) -> _Things:
     path = f"/proc/{pid}/fd/{name}"
-    target = os.readlink(path)  # noqa: PTH115  (a path object for each would cost more than the look)
+    target = os.readlink(path)  # noqa: PTH115  (a path object per file would cost more than the check)
     if target == _WATCHER:
         return {(_INOTIFY, (pid, name)): 1}
     if target in _MASTERS:

@@ -200,7 +200,7 @@ class Connection:
         try:
             async with asyncio.timeout(CONNECT_LIMIT_SECONDS):
                 await self.session.send_ping()
-        except Exception:  # noqa: BLE001  (whatever it is, the connection is of no use)
+        except Exception:  # noqa: BLE001  (after any error, the connection is unusable)
             return False
         return True
 
@@ -244,11 +244,11 @@ async def _serve(
             opening = ClientSession(incoming, writing, message_handler=announcements.take)
             session = await stack.enter_async_context(opening)
             greeting = await session.initialize()
-            told = greeting.capabilities.tools
-            announces = told is not None and bool(told.list_changed)
+            capability = greeting.capabilities.tools
+            announces = capability is not None and bool(capability.list_changed)
             ready.set_result(_Opened(session, await _all_tools(session, spec.name), announces))
             await end.wait()
-    except Exception as error:  # noqa: BLE001  (the edge of the SDK: it becomes the answer to the caller)
+    except Exception as error:  # noqa: BLE001  (the edge of the SDK: the caller gets the error)
         if not ready.done():
             ready.set_exception(error)
         else:

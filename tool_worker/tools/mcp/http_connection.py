@@ -113,13 +113,15 @@ def _failed(request: httpx2.Request, error: Exception) -> httpx2.Response:
     """Return an error response for a failed request."""
     from mcp.types import CONNECTION_CLOSED
 
-    asked = json.loads(request.content)
-    if "id" not in asked:
+    message = json.loads(request.content)
+    if "id" not in message:
         return httpx2.Response(httpx2.codes.ACCEPTED, request=request)
-    said: dict[str, Any] = {"code": CONNECTION_CLOSED, "message": f"{type(error).__name__}: {error}"}
+    failure: dict[str, Any] = {"code": CONNECTION_CLOSED, "message": f"{type(error).__name__}: {error}"}
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout):
-        said["data"] = NOT_SENT
-    return httpx2.Response(httpx2.codes.OK, json={"jsonrpc": "2.0", "id": asked["id"], "error": said}, request=request)
+        failure["data"] = NOT_SENT
+    return httpx2.Response(
+        httpx2.codes.OK, json={"jsonrpc": "2.0", "id": message["id"], "error": failure}, request=request
+    )
 
 
 class _Bounded(httpx2.AsyncByteStream):

@@ -115,12 +115,12 @@ class Incoming:
             message.result = {**message.result, "tools": self._tools(message.result["tools"])}
         return item
 
-    def _tools(self, told: list[Any]) -> list[Any]:
+    def _tools(self, listed: list[Any]) -> list[Any]:
         from mcp.types.methods import validate_server_result
         from pydantic import ValidationError
 
         found, reasons = [], []
-        for tool in told[:MAX_TOOLS]:
+        for tool in listed[:MAX_TOOLS]:
             try:
                 validate_server_result("tools/list", self._version(), {"tools": [tool]})
             except ValidationError as error:
@@ -130,9 +130,9 @@ class Incoming:
                 reasons.append(f"{str(name)[:SHOWN_NAME_CHARS]!r} ({where}: {first['msg']})")
                 continue
             found.append(tool)
-        if len(told) > MAX_TOOLS:
+        if len(listed) > MAX_TOOLS:
             _log.warning(
-                "the MCP server %s has %d tools; only the first %d are offered", self._name, len(told), MAX_TOOLS
+                "the MCP server %s has %d tools; only the first %d are offered", self._name, len(listed), MAX_TOOLS
             )
         for reason in reasons[:SHOWN_REASONS]:
             _log.warning("a tool of the MCP server %s cannot be offered and is left out: %s", self._name, reason)

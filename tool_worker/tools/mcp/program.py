@@ -54,9 +54,9 @@ async def program_streams(
     )
     to_session, from_program = anyio.create_memory_object_stream[Any](0)
     to_program, from_session = anyio.create_memory_object_stream[Any](0)
-    asked: set[Any] = set()
-    reading = asyncio.create_task(_read(process, to_session, asked))
-    writing = asyncio.create_task(_write(process, from_session, to_session, asked))
+    pending: set[Any] = set()
+    reading = asyncio.create_task(_read(process, to_session, pending))
+    writing = asyncio.create_task(_write(process, from_session, to_session, pending))
     try:
         yield from_program, to_program
     finally:
@@ -66,11 +66,11 @@ async def program_streams(
             stream.close()
 
 
-async def _read(process: Process, to_session: MemoryObjectSendStream[Any], asked: set[Any]) -> None:
+async def _read(process: Process, to_session: MemoryObjectSendStream[Any], pending: set[Any]) -> None:
     """Pass the program's messages to the session. Its end, or a message over the limit, closes the stream.
 
     Args:
-        asked: Ids of requests without an answer yet.
+        pending: Ids of requests without an answer yet.
     """
     import anyio
     from mcp.shared.message import SessionMessage
@@ -86,7 +86,7 @@ async def _read(process: Process, to_session: MemoryObjectSendStream[Any], asked
                     "an MCP server sent a message of more than %d bytes; closing the connection", MESSAGE_LIMIT_BYTES
                 )
                 why = ErrorData(code=CONNECTION_CLOSED, message=ANSWER_TOO_LONG)
-                for request_id in tuple(asked):
+                for request_id in tuple(pending):
                     await to_session.send(SessionMessage(JSONRPCError(jsonrpc="2.0", id=request_id, error=why)))
                 return
             if not line:
@@ -96,7 +96,7 @@ async def _read(process: Process, to_session: MemoryObjectSendStream[Any], asked
             except ValueError:
                 continue  # stray output of a program
             if isinstance(message, JSONRPCResponse | JSONRPCError):
-                asked.discard(message.id)
+                pending.discard(message.id)
             await to_session.send(SessionMessage(message))
 
 
@@ -104,7 +104,7 @@ async def _write(
     process: Process,
     from_session: MemoryObjectReceiveStream[Any],
     to_session: MemoryObjectSendStream[Any],
-    asked: set[Any],
+    pending: set[Any],
 ) -> None:
     """Pass the session's messages to the program; if its input is closed, close its output stream, too."""
     from mcp.types import JSONRPCNotification, JSONRPCRequest
@@ -113,9 +113,9 @@ async def _write(
     async with from_session:
         async for sent in from_session:
             if isinstance(sent.message, JSONRPCRequest):
-                asked.add(sent.message.id)
+                pending.add(sent.message.id)
             elif isinstance(sent.message, JSONRPCNotification) and sent.message.method == "notifications/cancelled":
-                asked.discard((sent.message.params or {}).get("requestId"))
+                pending.discard((sent.message.params or {}).get("requestId"))
             written = sent.message.model_dump_json(by_alias=True, exclude_unset=True)
             try:
                 process.stdin.write(written.encode("utf-8", "replace") + b"\n")
@@ -141,7 +141,7 @@ async def _end(
                 os.killpg(process.pid, step)
         if await _wait_for_end(process):
             break
-    process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001  (there is no other way)
+    process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001  (no public method closes the transport)
 
 
 async def _wait_for_end(process: Process) -> bool:

@@ -172,7 +172,7 @@ def custom_tools(server: McpServer, tools: Sequence[Tool]) -> list[CustomTool]:
 def _custom_tool(server: McpServer, tool: Tool) -> CustomTool:
     offer = offer_of(server.spec, tool)
 
-    async def run(arguments: dict[str, Any], context: ToolContext) -> MCPObservation:  # noqa: ARG001  (the protocol's)
+    async def run(arguments: dict[str, Any], context: ToolContext) -> MCPObservation:  # noqa: ARG001  (required by the protocol)
         return await _called(server, tool, offer, arguments)
 
     return CustomTool(offer, None, run, timeout_seconds=server.spec.timeout + 2 * CONNECT_LIMIT_SECONDS)
@@ -259,9 +259,9 @@ def _cleaned(schema: dict[str, Any]) -> dict[str, Any]:
         ValueError: A parameter's name has invisible characters.
     """
 
-    def cleaned(part: Any, *, is_names: bool = False) -> Any:
+    def clean_part(part: Any, *, is_names: bool = False) -> Any:
         if isinstance(part, list):
-            return [cleaned(item) for item in part]
+            return [clean_part(item) for item in part]
         if not isinstance(part, dict):
             return part
         if any(_UNSEEN.search(key) for key in part):
@@ -269,9 +269,9 @@ def _cleaned(schema: dict[str, Any]) -> dict[str, Any]:
         return {
             key: clean(item)
             if key in _TEXTS and isinstance(item, str) and not is_names
-            else cleaned(item, is_names=key == "properties" and not is_names)
+            else clean_part(item, is_names=key == "properties" and not is_names)
             for key, item in part.items()
         }
 
-    found: dict[str, Any] = cleaned(schema)
+    found: dict[str, Any] = clean_part(schema)
     return found

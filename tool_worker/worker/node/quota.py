@@ -105,10 +105,10 @@ class Quota:
 
     async def _measure(self, conversation_id: str) -> _Measurement:
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        started = loop.time()
         files, size, is_too_deep = await asyncio.to_thread(self._measured, conversation_id)
         ended = loop.time()
-        look = _Measurement(files, size, is_too_deep, ended, ended - began)
+        look = _Measurement(files, size, is_too_deep, ended, ended - started)
         self._measurements[conversation_id] = look
         self._measurements.move_to_end(conversation_id)
         while len(self._measurements) > REMEMBERED_WORKSPACES:

@@ -55,12 +55,12 @@ class UsageBounds:
         took = 0.0
         while True:
             await asyncio.sleep(max(SWEEP_SECONDS, PAUSE_FACTOR * took))
-            began = loop.time()
+            started = loop.time()
             try:
                 await self.sweep()
             except OSError as error:
                 _log.warning("cannot measure the resources of workspaces: %s", error)
-            took = loop.time() - began
+            took = loop.time() - started
 
     async def sweep(self) -> None:
         """Check all live workspaces once, and kill programs over the limits.

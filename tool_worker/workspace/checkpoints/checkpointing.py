@@ -126,15 +126,15 @@ class Checkpointing:
             CheckpointsUnavailable: The checkpoint cannot be read or restored now; the next action tries again.
         """
         directory = self._directory(conversation_id)
-        told = directory.with_name("recovery.json")
-        asked = (action_id, fingerprint)
+        note_path = directory.with_name("recovery.json")
+        action_key = (action_id, fingerprint)
         if directory.exists():
-            return _told_to(asked, told)
+            return _told_to(action_key, note_path)
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         async with async_staging_in(directory.parent) as removed:
             _move_what_is_beside(HostFolder(self._root, conversation_id), removed)
         directory.with_name(MOVES).write_text(str(moves))
-        notice = await self._recovered(conversation_id, asked, told, source)
+        notice = await self._recovered(conversation_id, action_key, note_path, source)
         # From now on, this is an ordinary workspace, even if it is empty.
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return notice
@@ -159,7 +159,11 @@ class Checkpointing:
             self._kept.pop(conversation_id, None)
 
     async def _recovered(
-        self, conversation_id: str, asked: tuple[int, str], told: Path, source: GitSource | UploadedSource | None
+        self,
+        conversation_id: str,
+        action_key: tuple[int, str],
+        note_path: Path,
+        source: GitSource | UploadedSource | None,
     ) -> str | None:
         source_id, at = await self._forked_from(conversation_id)
         try:
@@ -167,22 +171,22 @@ class Checkpointing:
             if saved is not None:
                 restored = restored_notice(saved, at)
                 # Written before the files: after a crash, the next worker of this action gives the same notice.
-                _note(told, asked, restored)
+                _note(note_path, action_key, restored)
                 if await self._restore(conversation_id):
                     return restored
         except CheckpointsUnavailable:
-            if source_id is not None or await self._is_used(conversation_id, asked[0]):
+            if source_id is not None or await self._is_used(conversation_id, action_key[0]):
                 raise
         if source is not None and self._opener is not None:
-            _note(told, asked, REOPENED)
+            _note(note_path, action_key, REOPENED)
             try:
                 await self._opener.open(conversation_id, source)
             except (OSError, WorkspaceError, CorruptEntry) as error:
                 _log.error("cannot reopen the workspace of %s: %s", conversation_id, error)
             else:
                 return REOPENED
-        notice = LOST if await self._is_used(conversation_id, asked[0]) else None
-        _note(told, asked, notice)
+        notice = LOST if await self._is_used(conversation_id, action_key[0]) else None
+        _note(note_path, action_key, notice)
         return notice
 
     async def _is_used(self, conversation_id: str, action_id: int) -> bool:
@@ -362,18 +366,18 @@ def _moves(directory: Path) -> int:
         return 0
 
 
-def _note(told: Path, asked: tuple[int, str], notice: str | None) -> None:
-    told.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    action_id, fingerprint = asked
-    told.write_text(json.dumps({"action_id": action_id, "fingerprint": fingerprint, "notice": notice}))
+def _note(note_path: Path, action_key: tuple[int, str], notice: str | None) -> None:
+    note_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    action_id, fingerprint = action_key
+    note_path.write_text(json.dumps({"action_id": action_id, "fingerprint": fingerprint, "notice": notice}))
 
 
-def _told_to(asked: tuple[int, str], told: Path) -> str | None:
+def _told_to(action_key: tuple[int, str], note_path: Path) -> str | None:
     """Return the answer that a dead worker gave to this action but may not have appended."""
     try:
-        said = json.loads(told.read_text())
+        note = json.loads(note_path.read_text())
     except (OSError, ValueError):
         return None
-    to_it = (said["action_id"], said.get("fingerprint") or asked[1])  # older notes have no fingerprint
-    notice: str | None = said["notice"] if to_it == asked else None
+    noted_key = (note["action_id"], note.get("fingerprint") or action_key[1])  # older notes have no fingerprint
+    notice: str | None = note["notice"] if noted_key == action_key else None
     return notice

@@ -80,9 +80,9 @@ class CheckpointRemoval(Checkpoints):
 
 def main() -> None:
     """Run the removals requested on standard input."""
-    asked = json.load(sys.stdin)
-    checkpoints = CheckpointRemoval(asked["url"], SYSTEM_CLOCK)
-    doomed = asked.get("forget")
+    request = json.load(sys.stdin)
+    checkpoints = CheckpointRemoval(request["url"], SYSTEM_CLOCK)
+    doomed = request.get("forget")
     for conversation_id in doomed or ():
         checkpoints.forget_all(conversation_id)
     dropped = 0 if doomed is None else checkpoints.drop_unused(older_than_seconds=UNUSED_SECONDS)

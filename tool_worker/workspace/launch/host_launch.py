@@ -238,7 +238,7 @@ async def _wait_for_release(folder: HostFolder, limit_seconds: float) -> None:
     """Wait for the end of a host whose processes are not visible here, such as one in another container."""
     with suppress(TimeoutError):
         async with asyncio.timeout(limit_seconds):
-            while folder.is_alive:  # noqa: ASYNC110  (a lock of the kernel's; nobody tells when it is free)
+            while folder.is_alive:  # noqa: ASYNC110  (a kernel lock has no notification)
                 await asyncio.sleep(LOCK_POLL_SECONDS)
 
 

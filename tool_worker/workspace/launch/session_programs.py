@@ -88,9 +88,9 @@ def _chromium(path: str) -> Path:
     """Return the path of Chromium."""
     found = shutil.which(path) if path else installed_chromium()
     if found is None:
-        told = f"DECKHANDS_CHROMIUM is {path!r}, which is not a program." if path else "Chromium is not installed."
+        problem = f"DECKHANDS_CHROMIUM is {path!r}, which is not a program." if path else "Chromium is not installed."
         raise UsageError(
-            f"The pool browser cannot be served: {told}",
+            f"The pool browser cannot be served: {problem}",
             remedy="Install it (on Debian: apt-get install chromium), or set DECKHANDS_CHROMIUM to where it is.",
         )
     return Path(found).resolve()

@@ -275,8 +275,8 @@ def _git(*arguments: str, **settings: str) -> list[str]:
 
 def _reason_of_server(ran: ProgramResult) -> str:
     """Return git's own message about a server, without the server's messages."""
-    said = next((line for line in ran.complaint.splitlines() if _OF_A_SERVER.fullmatch(line)), "")
-    return said[:500] or f"git ended with exit code {ran.code}; what the server answered is not repeated here"
+    message = next((line for line in ran.complaint.splitlines() if _OF_A_SERVER.fullmatch(line)), "")
+    return message[:500] or f"git ended with exit code {ran.code}; what the server answered is not repeated here"
 
 
 def reason_of(ran: ProgramResult) -> str:
