@@ -166,8 +166,7 @@ def found_tools(named: Iterable[str], pools: Iterable[str], *, masker: Masker | 
     """Load the tools of installed packages (entry points `deckhands.tools`) and the named ones.
 
     A tool that cannot be loaded is logged and recorded as a failure: the worker serves the others, and users who ask
-    for
-    the tool see the reason.
+    for the tool see the reason.
 
     Args:
         named: Importable objects as `module:attribute`.

@@ -55,8 +55,7 @@ class NodeCapacity:
         """Return a function that measures a session's use of the scarce resource; None if nothing is scarce.
 
         Scarce means: less than a tenth of the terminals or of the memory is free, or no inotify instance. A resource
-        that
-        cannot be read counts as free.
+        that cannot be read counts as free.
         """
         with suppress(OSError, ValueError, KeyError):
             folder = self._proc / "sys/kernel/pty"

@@ -49,8 +49,7 @@ class OpenWorkspace:
         """Run an action; see `HostConnection.run`.
 
         Idempotent: an action id runs once in the lifetime of the workspace, unless `may_repeat`. If the host dies
-        during
-        the action, a new host is started and reports the outcome as unknown.
+        during the action, a new host is started and reports the outcome as unknown.
         """
         for _ in range(OPEN_ATTEMPTS - 1):
             try:

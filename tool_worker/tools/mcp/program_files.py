@@ -43,8 +43,7 @@ def program_files(
 
     Args:
         command: An absolute path, or a name. A name that is not the system's is searched beside our own Python, and
-            then
-            in `search_path`.
+            then in `search_path`.
         shown: Paths that the operator shows to the program anyway.
         closed: Directories that agents can write to, and our own.
 

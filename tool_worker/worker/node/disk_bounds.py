@@ -112,8 +112,7 @@ class DiskBounds:
         jobs = [writer for writer in grown if writer[0] in below]
         look.times_without_job = 0 if jobs else before.times_without_job + 1
         # A shell's counter includes the writes of its finished commands. So a shell is killed only while it still
-        # writes,
-        # and other jobs only if the workspace grows a second time although no job's counter shows it.
+        # writes, and other jobs only if the workspace grows a second time although no job's counter shows it.
         if jobs or look.times_without_job < 2:
             return jobs, notice
         running = [writer for writer, ran in look.ran.items() if ran > before.ran.get(writer, 0)]

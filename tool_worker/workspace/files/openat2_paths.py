@@ -85,8 +85,7 @@ class Directory:
 
         Raises:
             OSError: `EXDEV` if the path leads out, `ELOOP` if it contains a link that may not be followed, or any error
-                of
-                `os.open`.
+                of `os.open`.
         """
         try:
             return open_beneath(self.descriptor, path, flags, mode, follows_links=follows_links)

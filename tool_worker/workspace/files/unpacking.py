@@ -49,8 +49,7 @@ class Unpacking:
     Args:
         limits: Limits of the written content.
         rename_first: Replaces the first component of every name. If empty, that component is removed; if None, names
-            are
-            kept.
+            are kept.
     """
 
     def __init__(self, directory: Directory, limits: TreeLimits, *, rename_first: str | None = None) -> None:

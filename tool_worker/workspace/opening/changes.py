@@ -190,8 +190,7 @@ def _changes(listed: bytes) -> Iterator[_Change]:
     """Parse the output of `_LIST`, a list of parts that end in a zero byte.
 
     For each change: `:old-mode new-mode old-object new-object status`, then its path. Then an empty part, then the
-    paths of
-    new files; the path of a nested repository ends in a slash.
+    paths of new files; the path of a nested repository ends in a slash.
     """
     parts = iter(listed.split(b"\0"))
     while about := next(parts, b""):
