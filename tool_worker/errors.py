@@ -33,7 +33,7 @@ class WorkspaceError(DeckhandsError):
 
 
 class WorkspaceUnavailable(WorkspaceError):
-    """No host could be started or reached; nothing was started."""
+    """No host could be started or reached; the action did not start."""
 
     code = "workspace_unavailable"
     retryable = True

@@ -148,7 +148,7 @@ class ToolConsumer:
             await store.aclose()
 
     async def _report_failures(self, store: Store) -> None:
-        if self._incarnation is not None:  # without an incarnation, the next one reports when it starts
+        if self._incarnation is not None:  # without a session, the next one reports when it starts
             await ToolFailures(store).report(self._incarnation.worker_id, self._offered.failures)
 
     async def _announce_sandbox(self, workspaces: Workspaces, report: Callable[[], Awaitable[None]]) -> None:

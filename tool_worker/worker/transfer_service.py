@@ -1,14 +1,15 @@
 """Transfers files in and out of workspaces for users, and saves workspaces on request.
 
-Holds: no path and no link leads out of the workspace, even if programs change files during the transfer. The size of a
-transfer is limited, both compressed and uncompressed. Every request gets an answer, even a refused one.
-
 The parts of a long transfer are collected in a spool file beside the workspace, invisible to its programs:
 
     <root>/<conversation>/.transfer-<hash>
 
-Holds: writing a part twice has no further effect. A spool file is complete only if its length and its SHA-256 match.
-One unused for an hour is removed when the next transfer starts. The node keeps `RESERVE_BYTES` free.
+Holds:
+    - No path and no link leads out of the workspace, even if programs change files during the transfer.
+    - The size of a transfer is limited, both compressed and uncompressed.
+    - Every request gets an answer, even a refused one.
+    - Writing a part twice has no further effect. A spool file is complete only if its length and its SHA-256 match.
+    - A spool file unused for an hour is removed when the next transfer starts. The node keeps `RESERVE_BYTES` free.
 """
 
 from __future__ import annotations
