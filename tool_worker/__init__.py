@@ -1,1 +1,1 @@
-"""Acts: the only package that touches a workspace. Takes actions from streams and appends one observation for each."""
+"""The tool worker, the only package that touches workspaces: runs actions and appends their observations."""

@@ -1,6 +1,6 @@
 """The Celery application of tool workers: `celery -A tool_worker.app worker`.
 
-Remote control: `inspect conversations` lists those whose actions a worker carries out.
+Remote control: `inspect conversations` lists the conversations whose actions a worker is running.
 """
 
 from __future__ import annotations
@@ -21,5 +21,5 @@ loop_thread = add_loop(app, consumer)
 
 @inspect_command()  # type: ignore[untyped-decorator]
 def conversations(_state: Any) -> list[str]:
-    """List the conversations whose actions this worker carries out."""
+    """List the conversations whose actions this worker is running."""
     return consumer.conversation_ids()

@@ -1,4 +1,4 @@
-"""Awaiting work that must not be left half done when the task that started it is cancelled."""
+"""Awaits work to its end even if the awaiting task is cancelled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _T = TypeVar("_T")
 
 
 async def to_completion(work: Awaitable[_T]) -> _T:
-    """Await work such as a start in a thread; if we are cancelled meanwhile, wait for its end first."""
+    """Await work, such as a start in a thread; if cancelled meanwhile, wait for its end before raising."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

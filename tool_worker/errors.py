@@ -1,24 +1,24 @@
-"""What can go wrong with a workspace.
+"""The errors of workspaces.
 
     WorkspaceError
     ├── WorkspaceUnavailable     no host could be started or reached                    [retryable]
-    │   └── HostLost             the host ended, or went silent, while it was asked     [retryable]
+    │   └── HostLost             the host ended or stopped answering during a request   [retryable]
     ├── WorkspaceLost            its directory is gone
-    ├── WorkspaceRefused         a directory that may not be a workspace
-    ├── WorkspaceConflict        asked for with another directory, sandbox or network than it was opened with
-    ├── SourceUnusable           what it is to begin with cannot be cloned, unpacked or recorded
+    ├── WorkspaceRefused         the directory may not be a workspace
+    ├── WorkspaceConflict        opened before with another directory, sandbox or network
+    ├── SourceUnusable           its source cannot be cloned, unpacked or recorded
     ├── FileUnfit                a file that cannot be taken out of or put into a workspace
-    ├── WorkspaceTooLarge        holds more than may be saved or handed out
+    ├── WorkspaceTooLarge        exceeds the limits of saving or transferring
     ├── CheckpointCorrupt        the saved copy is damaged
-    ├── CheckpointsUnavailable   where copies are saved cannot be used now              [retryable]
-    ├── HostRefused              the host did not begin the action; carries the host's code
-    ├── EgressRefused            asks for more of the network than the node gives
+    ├── CheckpointsUnavailable   the storage of checkpoints cannot be used now          [retryable]
+    ├── HostRefused              the host did not start the action; carries the host's code
+    ├── EgressRefused            asks for more network access than the node allows
     └── SandboxError
         ├── SandboxUnavailable   does not work on this machine
         ├── SandboxTooWeak       weaker than this node demands
-        └── SandboxUnsafe        the self-test got out of it
+        └── SandboxUnsafe        the self-test escaped from it
 
-Holds: whatever of these is raised before an action was begun leaves no trace of the action.
+Holds: if one of these is raised before an action starts, the action has no effect.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class WorkspaceError(DeckhandsError):
 
 
 class WorkspaceUnavailable(WorkspaceError):
-    """No host could be started or reached; nothing was begun."""
+    """No host could be started or reached; the action did not start."""
 
     code = "workspace_unavailable"
     retryable = True
 
 
 class HostLost(WorkspaceUnavailable):
-    """The host ended, or went silent, while it was asked; its journal knows what became of the action."""
+    """The host ended or stopped answering during a request; its journal has the action's outcome."""
 
     code = "host_lost"
 
@@ -64,25 +64,25 @@ class WorkspaceConflict(WorkspaceError):
 
 
 class EgressRefused(WorkspaceError):
-    """The workspace asks for more of the network than the node gives."""
+    """The workspace asks for more network access than the node allows."""
 
     code = "egress_refused"
 
 
 class SourceUnusable(WorkspaceError):
-    """What a workspace is to begin with, or began with, is not available."""
+    """The source or the original state of a workspace is not available."""
 
     code = "source_unusable"
 
 
 class FileUnfit(WorkspaceError):
-    """The file is of a kind or size that is not taken."""
+    """The kind or the size of the file is not accepted."""
 
     code = "file_unfit"
 
 
 class WorkspaceTooLarge(WorkspaceError):
-    """The workspace holds more than may be saved or handed out."""
+    """The workspace exceeds the limits of saving or transferring."""
 
     code = "workspace_too_large"
 
@@ -94,17 +94,17 @@ class CheckpointCorrupt(WorkspaceError):
 
 
 class CheckpointsUnavailable(WorkspaceError):
-    """The place of checkpoints cannot be used now, or not for this one; what it held before stays."""
+    """The storage of checkpoints cannot be used now, or not for this one; its earlier content stays."""
 
     code = "checkpoints_unavailable"
     retryable = True
 
 
 class HostRefused(WorkspaceError):
-    """The host did not begin the action.
+    """The host did not start the action.
 
     Attributes:
-        code: the host's own: `bad_arguments`, `unknown_tool`, `too_many_actions`, `journal_unavailable`, …
+        code: The host's own code: `bad_arguments`, `unknown_tool`, `too_many_actions`, `journal_unavailable`, …
     """
 
     def __init__(self, code: str, message: str, *, retryable: bool) -> None:
@@ -126,13 +126,13 @@ class SandboxUnavailable(SandboxError):
 
 
 class SandboxTooWeak(SandboxError):
-    """A weaker sandbox was asked for than this node demands."""
+    """The requested sandbox is weaker than this node demands."""
 
     code = "sandbox_too_weak"
 
 
 class SandboxUnsafe(SandboxError):
-    """The self-test got out of the sandbox."""
+    """The self-test escaped from the sandbox."""
 
     code = "sandbox_unsafe"
 

@@ -1,4 +1,4 @@
-"""What a tool worker reads of its environment; the only place in this package that does."""
+"""The settings of a tool worker; the only module of this package that reads the environment."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tool_worker.sandbox import Containers, ResourceLimits, is_image_name
 from tool_worker.tools import McpServerSpec, read_servers
 from tool_worker.workspace import EgressGate, GitIdentity, NamedDirectories, RepositoryRoots, TreeLimits
 
-# The names are OpenHands' own (10.1, 10.3): who has set them need not set others.
+# OpenHands' own names (10.1, 10.3), so that existing settings work.
 NO_CHANGE_TIMEOUT = "NO_CHANGE_TIMEOUT_SECONDS"
 SHELL_VARIABLE_PREFIX = "SANDBOX_ENV_"
 SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
-"""What the names of variables have in them whose values are likely to be secret."""
+"""Matches names of variables whose values are probably secret."""
 DEFAULT_NO_CHANGE_TIMEOUT_SECONDS = 10.0
 
 
@@ -37,10 +37,8 @@ class ToolVariables(BrokerSettings):
     node: Annotated[
         str, Field(description="id of this machine for workspaces, the same across restarts; empty: the host's name")
     ] = ""
-    pools: Annotated[str, Field(description="what this worker can do, separated by commas")] = "bash"
-    labels: Annotated[
-        str, Field(description="what else workspaces find on this node, such as `gpu`, separated by commas")
-    ] = ""
+    pools: Annotated[str, Field(description="pools that this worker serves, separated by commas")] = "bash"
+    labels: Annotated[str, Field(description="further features of this node, such as `gpu`, separated by commas")] = ""
     tools: Annotated[str, Field(description="tools that it offers, `module:attribute`, separated by commas")] = ""
     pass_env: Annotated[
         str, Field(description="names or patterns of further variables that tool workers get, separated by commas")
@@ -50,50 +48,48 @@ class ToolVariables(BrokerSettings):
     docker_images: Annotated[
         str, Field(description="patterns of images for containers, separated by commas; the first is the default")
     ] = ""
-    docker_host: Annotated[str, Field(description="address of the engine, if it is not the usual one")] = ""
-    docker_cpus: Annotated[Seconds, Field(description="how many a container may keep busy; 0: all")] = 0.0
+    docker_host: Annotated[str, Field(description="address of the engine; empty: the default one")] = ""
+    docker_cpus: Annotated[Seconds, Field(description="CPUs that a container may use; 0: all")] = 0.0
     workspace_memory_bytes: Annotated[
-        int, Field(ge=0, description="bound for all programs of a workspace together; 0: half of the machine's")
+        int, Field(ge=0, description="limit for all programs of a workspace together; 0: half of the machine's")
     ] = 0
-    workspace_processes: Annotated[Count, Field(description="how many a workspace may have at once")] = 4096
+    workspace_processes: Annotated[Count, Field(description="processes that a workspace may have at once")] = 4096
     egress: Annotated[
-        str, Field(description="hosts that workspaces may be given, separated by commas; `none`; empty: any")
+        str, Field(description="hosts that workspaces may reach, separated by commas; `none`; empty: any")
     ] = ""
-    egress_private: Annotated[
-        str, Field(description="networks that they may reach by name although they are not public")
-    ] = ""
+    egress_private: Annotated[str, Field(description="private networks that workspaces may reach by name")] = ""
     egress_bytes: Annotated[
-        Count, Field(description="that a workspace with a list of hosts may move, in both directions together")
+        Count, Field(description="traffic limit of a workspace with a list of hosts, both directions together")
     ] = 20 * 2**30
     repository_roots: Annotated[
         str, Field(description="directories below which `git+file://` may clone, separated by commas; empty: none")
     ] = ""
-    chromium: Annotated[str, Field(description="where Chromium is; empty: where it is usually installed")] = ""
+    chromium: Annotated[str, Field(description="path of Chromium; empty: the usual places")] = ""
     git_user_name: Annotated[
-        str, Field(description="as whom git commits in workspaces where nothing else says it; empty: nobody")
+        str, Field(description="git's author name in workspaces that configure none; empty: none")
     ] = GitIdentity().name
-    git_user_email: Annotated[str, Field(description="the address of that name")] = GitIdentity().email
+    git_user_email: Annotated[str, Field(description="email address of that author")] = GitIdentity().email
     workspace_ttl_seconds: Annotated[
         Seconds, Field(description="how long a workspace's processes outlive the last use")
     ] = 3_600.0
     workspace_idle_seconds: Annotated[
-        Seconds, Field(description="how long they outlive it when only a shell is left that waits")
+        Seconds, Field(description="how long they outlive it when only an idle shell is left")
     ] = 300.0
     workspace_ends_with_worker: Annotated[
-        bool, Field(description="a tool worker that stops ends the idle processes of conversations that have ended")
+        bool, Field(description="whether a stopping tool worker ends the idle processes of finished conversations")
     ] = False
     workspace_keep_seconds: Annotated[
         Seconds, Field(description="how long the directory of a closed conversation is kept after its last use")
     ] = 604_800.0
-    workspace_bytes: Annotated[
-        Count, Field(description="how much the regular files of a workspace may hold together")
-    ] = 4 * 2**30
-    workspace_files: Annotated[Count, Field(description="how many entries a workspace may have")] = 200_000
+    workspace_bytes: Annotated[Count, Field(description="size limit of all regular files of a workspace")] = 4 * 2**30
+    workspace_files: Annotated[Count, Field(description="limit of files, directories and links in a workspace")] = (
+        200_000
+    )
     node_lost_seconds: Annotated[
-        Seconds, Field(description="after how long without a tool worker this node is given up")
+        Seconds, Field(description="how long a node without a tool worker waits before its conversations move")
     ] = 120.0
     checkpoint_every: Annotated[
-        int, Field(description="after how many actions that may change files a workspace is saved")
+        int, Field(description="number of actions with possible file changes between two checkpoints")
     ] = 10
 
 
@@ -102,25 +98,25 @@ class ToolSettings:
     """Settings of one tool worker.
 
     Attributes:
-        variables: as the environment has them.
-        node: this machine's id; workspaces are bound to it.
-        node_dir: where workspaces, host sockets and journals live.
-        pools: what this worker can do.
-        labels: what else workspaces find here; conversations may need them.
-        tools: custom tools besides those of installed packages, as `module:attribute`.
-        mcp_servers: whose tools are offered.
-        containers: what they may be.
-        limits: of a workspace.
-        gate: what of the network workspaces may be given.
-        repository_roots: below which repositories of this machine may be cloned.
-        workspace_limits: how much a workspace may hold.
-        no_change_timeout_seconds: after how much silence a command is answered; `NO_CHANGE_TIMEOUT_SECONDS`.
-        environment: variables of every shell: `X` for each `SANDBOX_ENV_X`.
-        secret_key: returns what opens the secrets of conversations.
-        named: the directories that conversations may name.
-        git_identity: as whom git commits in workspaces where nothing else says it.
-        search_path: our own `PATH`, for shells without a sandbox and for programs of MCP servers.
-        private_values: what may be secret of the environment, to be masked in what the worker says of itself.
+        variables: The environment's variables.
+        node: This machine's id; workspaces are bound to it.
+        node_dir: Directory of workspaces, host sockets and journals.
+        pools: The pools that this worker serves.
+        labels: Further features of this node, which conversations may require.
+        tools: Custom tools besides those of installed packages, as `module:attribute`.
+        mcp_servers: Servers whose tools are offered.
+        containers: Settings of the `docker` sandbox.
+        limits: Resource limits of a workspace.
+        gate: Network access that workspaces may get.
+        repository_roots: Directories below which local repositories may be cloned.
+        workspace_limits: Size limits of a workspace.
+        no_change_timeout_seconds: A command is answered after this long without output; `NO_CHANGE_TIMEOUT_SECONDS`.
+        environment: Variables of every shell: `X` for each `SANDBOX_ENV_X`.
+        secret_key: Returns the key to the secrets of conversations.
+        named: Directories that conversations may name.
+        git_identity: Git's author in workspaces where no other one is configured.
+        search_path: Our own `PATH`, for shells without a sandbox and for programs of MCP servers.
+        private_values: Probably secret values of the environment, masked in the worker's own texts.
     """
 
     variables: ToolVariables
@@ -148,7 +144,7 @@ def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
     """Read the settings.
 
     Raises:
-        UsageError: a value cannot be used.
+        UsageError: A value is invalid.
     """
     variables = ToolVariables.from_env(env)
     arm(variables)
@@ -212,7 +208,8 @@ def _limits(variables: ToolVariables) -> ResourceLimits:
 
 
 def _gate(variables: ToolVariables) -> EgressGate:
-    hosts, private = _words(variables.egress), _words(variables.egress_private)
+    hosts = _words(variables.egress)
+    private = _words(variables.egress_private)
     try:
         ceiling = () if hosts == ("none",) else host_rules(hosts) or None
     except ValueError as error:

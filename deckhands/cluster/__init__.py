@@ -1,4 +1,4 @@
-"""An embedded cluster on this machine: a private store and workers which are restarted when they die.
+"""An embedded cluster on this machine: a private store and worker processes that are restarted when they die.
 
 Start with: embedded_cluster.
 """

@@ -1,7 +1,7 @@
 """An embedded cluster: a private store and worker processes on this machine, restarted when they die.
 
-Holds: a worker or a store that dies is replaced within a second, but for a worker whose store was emptied; nothing it
-starts outlives it, except workspace hosts in which something runs or whose conversation has not ended.
+Holds: a dead worker or store is replaced within a second, except a worker whose store was emptied. No process outlives
+the cluster, except workspace hosts with running programs or an unfinished conversation.
 Does not: decide anything about conversations; the workers do, and they find each other through the store.
 """
 
@@ -41,7 +41,7 @@ from broker.store import SPACE_FOR_LOG_BYTES, EmbeddedValkey, Store, open_store
 from deckhands.cluster.home import disk_full
 
 QUICK_END_SECONDS = 10.0
-"""A worker that ends sooner than this after its start has not begun to work."""
+"""A worker that ends sooner than this after its start counts as failed to start."""
 QUICK_ENDS_LIMIT = 3
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 10.0
@@ -59,7 +59,7 @@ MODULES = {
 }
 
 ANY_MODEL = "DECKHANDS_ANY_MODEL"
-"""Names to a controller worker the socket of the private store that was started for it."""
+"""Variable that gives a controller worker the socket of its private store."""
 
 Notice = Callable[[str], None]
 
@@ -72,11 +72,11 @@ class WorkerKeepsFailing(DeckhandsError):
 
 @dataclass(slots=True)
 class Worker:
-    """A place in the cluster that a process fills.
+    """A worker slot of the cluster, filled by one process at a time.
 
     Attributes:
-        replaced: how often its process was replaced.
-        quick_ends: how often in a row its process ended right after its start.
+        replaced: How often its process was replaced.
+        quick_ends: How often in a row its process ended right after its start.
     """
 
     name: str
@@ -91,18 +91,18 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """What a cluster consists of.
+    """The specification of a cluster.
 
     Attributes:
-        directory: where its store, logs and workspaces live.
-        environment: what its workers may get beside what this module sets, see `worker_environment`.
-        port: also offer the store on this port of 127.0.0.1.
-        workspace_roots: the directories below which conversations may name one to work in.
-        ready_seconds: how long workers are waited for before those that are slow to start are named.
-        is_private: whether every conversation in it is of the person who starts it, who may name any model and any
-            script. A cluster that takes work from elsewhere is not.
-        gives_up: whether a worker that keeps failing ends the cluster; otherwise it is retried forever.
-        commands: how a worker of each role is started.
+        directory: Directory of its store, logs and workspaces.
+        environment: Variables passed to its workers besides those set here, see `worker_environment`.
+        port: Port of 127.0.0.1 where the store is also offered; None for no port.
+        workspace_roots: Directories below which conversations may name their workspace.
+        ready_seconds: How long to wait for workers before slow ones are reported.
+        is_private: Whether all conversations belong to the user who starts it, who may use any model and any script.
+            False for a cluster that accepts work from elsewhere.
+        gives_up: Whether a worker that keeps failing ends the cluster; otherwise it is retried forever.
+        commands: Command line of a worker, by role.
     """
 
     directory: Path
@@ -118,7 +118,7 @@ class ClusterSpec:
     is_private: bool = False
     gives_up: bool = True
     commands: Mapping[str, Sequence[str]] = field(
-        # -P: a folder of the user with the name of one of our packages must not be imported instead.
+        # -P: prevents importing a user's folder that has the name of one of our packages.
         default_factory=lambda: {role: (sys.executable, "-P", "-m", module) for role, module in MODULES.items()}
     )
 
@@ -139,14 +139,14 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """The URL of its store."""
+        """URL of its store."""
         return self.store.url
 
     async def start(self) -> None:
-        """Start the store and, without waiting for them, the workers.
+        """Start the store, and the workers without waiting for them.
 
         Raises:
-            DeckhandsError: what `EmbeddedValkey.start` raises.
+            DeckhandsError: See `EmbeddedValkey.start`.
         """
         await self.store.start()
         self.logs.mkdir(exist_ok=True)
@@ -171,7 +171,7 @@ class Cluster:
         await self.store.stop()
 
     def kill_all(self) -> None:
-        """End every process at once; the store keeps what it acknowledged."""
+        """Kill every process at once; the store keeps acknowledged writes."""
         for watch in self._watches:
             watch.cancel()
         for worker in self.workers.values():
@@ -179,23 +179,23 @@ class Cluster:
                 worker.child.send(signal.SIGKILL)
 
     async def until_broken(self) -> None:
-        """Wait until the cluster has failed for good.
+        """Wait until the cluster has failed permanently.
 
         Raises:
-            WorkerKeepsFailing: a worker keeps ending.
-            StoreError: the disk is full, or the store cannot be started again.
+            WorkerKeepsFailing: A worker keeps ending.
+            StoreError: The disk is full, or the store cannot be restarted.
         """
         await self._failed.wait()
         assert self._failure is not None
         raise self._failure
 
     async def until_ready(self) -> None:
-        """Wait until every worker has reported to the store, at most `ready_seconds` long; a beat does not report.
+        """Wait until every worker has a heartbeat in the store, at most `ready_seconds`; beats have none.
 
-        A worker that is slow to start is named, and once more when it is ready: the others start without it.
+        A slow worker is reported, and again when it is ready; the cluster starts without it.
 
         Raises:
-            WorkerKeepsFailing: one cannot be started.
+            WorkerKeepsFailing: A worker cannot be started.
         """
         store = await open_store(self.url, deploys=False)
         try:
@@ -215,7 +215,7 @@ class Cluster:
             self._watches.append(asyncio.create_task(self._name_late(slow), name="watch late workers"))
 
     async def _find_unready(self, store: Store) -> list[Worker]:
-        """Return the workers without a heartbeat; those of an earlier cluster may not have been swept yet."""
+        """Return the workers without a heartbeat. Heartbeats of an earlier cluster may still exist."""
         alive = {member.worker_id.split("-")[-2] for member in await members(store) if member.left_seconds > 0}
         return [
             worker
@@ -224,7 +224,7 @@ class Cluster:
         ]
 
     async def _name_late(self, slow: list[Worker]) -> None:
-        """Report each worker that was slow to start when it has."""
+        """Report each slow worker once it is ready."""
         store = await open_store(self.url, patience_seconds=None, opening_seconds=None, deploys=False)
         try:
             while slow:
@@ -277,15 +277,15 @@ class Cluster:
             if self.spec.gives_up and (worker.quick_ends >= QUICK_ENDS_LIMIT or status == EXIT_USAGE):
                 self._fail(_keeps_failing(worker, status))
                 return
-            said = _last_words(worker) if is_quick else ""
-            self._on_notice(f"{worker.name} ended with {_status_name(status)}; starting it again{said}")
+            ending = _last_words(worker) if is_quick else ""
+            self._on_notice(f"{worker.name} ended with {_status_name(status)}; starting it again{ending}")
             await self._pause(worker.quick_ends)
-            with suppress(OSError):  # no memory or no disk left for a moment: counted as one more quick end
+            with suppress(OSError):  # temporarily out of memory or disk: counted as another quick end
                 self._fill(worker)
                 worker.replaced += 1
 
     def _stays_down(self, worker: Worker) -> None:
-        """Report a worker whose store was replaced. A restart would run its conversations from the beginning."""
+        """Report a worker whose store was replaced. A restart would run its conversations again from the start."""
         error = StoreReplaced(
             f"The worker {worker.name} stopped and stays down: the store was emptied or replaced while it worked.",
             remedy=f"Restore its append-only file in {self.spec.directory}, or start the cluster again without it.",
@@ -311,7 +311,7 @@ class Cluster:
                 await self._pause(failures + 1)
 
     async def _watch_disk(self) -> None:
-        """Report a full disk before the store refuses writes and workers wait for it."""
+        """Report a full disk before the store refuses writes and blocks the workers."""
         was_full = False
         while True:
             is_full = shutil.disk_usage(self.spec.directory).free < SPACE_FOR_LOG_BYTES
@@ -325,7 +325,7 @@ class Cluster:
             await asyncio.sleep(DISK_CHECK_SECONDS)
 
     async def _pause(self, failures: int) -> None:
-        """Wait before the next start: not at all after a first failure, then longer and longer."""
+        """Wait before the next start: not after a first failure, then with a growing delay."""
         if failures > 1:
             await asyncio.sleep(min(FIRST_PAUSE_SECONDS * 2 ** (failures - 2), LONGEST_PAUSE_SECONDS))
 
@@ -335,7 +335,7 @@ class Cluster:
 
 
 def node_name(directory: Path) -> str:
-    """Return the node id of the workspaces in a directory of this machine, always the same."""
+    """Return the stable node id for the workspaces in a directory of this machine."""
     return f"{socket.gethostname()}-{sha256(str(directory).encode()).hexdigest()[:8]}"
 
 
@@ -344,14 +344,14 @@ def _status_name(status: int) -> str:
 
 
 def _last_words(worker: Worker) -> str:
-    """Return what its log ends with, to be put behind a sentence; empty if it has written nothing."""
-    said = last_lines(worker.log, after=worker.log_begins, limit=LAST_WORDS_LINES).strip()
-    return f": {said}" if said else ""
+    """Return the end of a worker's log as a suffix for a sentence, or "" if it is empty."""
+    ending = last_lines(worker.log, after=worker.log_begins, limit=LAST_WORDS_LINES).strip()
+    return f": {ending}" if ending else ""
 
 
 def _keeps_failing(worker: Worker, status: int) -> WorkerKeepsFailing:
-    said = last_lines(worker.log, after=worker.log_begins, limit=1).strip()
+    last = last_lines(worker.log, after=worker.log_begins, limit=1).strip()
     return WorkerKeepsFailing(
-        f"The worker {worker.name} keeps ending right after its start ({_status_name(status)}): {said or 'no message'}",
+        f"The worker {worker.name} keeps last right after its start ({_status_name(status)}): {last or 'no message'}",
         remedy=f"Its log is {worker.log}.",
     )

@@ -1,6 +1,6 @@
-"""The example projects that come with Deckhands: each a small program with a failing test, and a script that fixes it.
+"""The example projects of Deckhands: each is a small program with a failing test, and a model script that fixes it.
 
-They are the folder `examples/` of the repository, which is part of the installed package, too.
+They are in the folder `examples/` of the repository, which is also part of the installed package.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TASK = "A test of this project fails. Find out why, fix the program, and make su
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One example project and the script of the model that works on it."""
+    """One example project and the script of its model."""
 
     name: str
     project: Path
@@ -26,12 +26,12 @@ class Example:
 
     @property
     def model(self) -> str:
-        """The name of the scripted model."""
+        """Name of the scripted model."""
         return f"scripted/{self.script}"
 
     @property
     def turns(self) -> int:
-        """How many replies the script has."""
+        """Number of replies in the script."""
         return len(json.loads(self.script.read_text(encoding="utf-8"))["turns"])
 
     def copy_to(self, directory: Path) -> Path:
@@ -44,7 +44,7 @@ def examples() -> list[Example]:
     """Return the examples by name.
 
     Raises:
-        DeckhandsError: they are not there.
+        DeckhandsError: The examples are missing.
     """
     scripts = sorted((FOLDER / "scripts").glob("*.json"))
     found = [Example(script.stem, FOLDER / "projects" / script.stem, script) for script in scripts]

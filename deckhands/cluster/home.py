@@ -1,14 +1,14 @@
-"""The directory where embedded clusters and runs live, `~/.deckhands` unless DECKHANDS_HOME says otherwise.
+"""The directory of embedded clusters and runs: DECKHANDS_HOME, or else `~/.deckhands`.
 
-    cluster/            what `deckhands up` keeps: its store, logs, workspaces; `url` while it is up
+    cluster/            files of `deckhands up`: its store, logs, workspaces; `url` while it runs
     evaluations/<name>/ the private cluster of one evaluation
-    runs/<id>/          one run: its store, logs, and what it leaves: events.jsonl, summary.json
-    notes/<user>/       what the agents of runs have written down, a file for each project
-    server.key          the API key that `deckhands serve` and `up --web` have made for this machine
-    metrics.token       the token that `deckhands metrics` has made
+    runs/<id>/          one run: its store and logs, and its results: events.jsonl, summary.json
+    notes/<user>/       notes by the agents of runs, one file per project
+    server.key          the API key that `deckhands serve` and `up --web` created for this machine
+    metrics.token       the token that `deckhands metrics` created
     errors.log          tracebacks of unexpected errors
 
-Holds: only its user can enter it; a directory has one supervisor at a time, known by its pid.
+Holds: only its user can access it. A directory has one supervisor at a time, known by its pid.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from broker.store import EmbeddedValkey
 
 
 class Home:
-    """A home of embedded clusters and runs."""
+    """The home directory of embedded clusters and runs."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,22 +37,22 @@ class Home:
         self.cluster_url_file = self.cluster / "url"
 
     def run_folder(self, conversation_id: str) -> Path:
-        """Return the folder of a conversation's run, which need not exist."""
+        """Return the folder of a conversation's run, which may not exist."""
         return self.runs / conversation_id
 
     def evaluation_folder(self, name: str) -> Path:
-        """Return the folder of an evaluation's private cluster, which need not exist."""
+        """Return the folder of an evaluation's private cluster, which may not exist."""
         return self.path / "evaluations" / name
 
     def evaluation_url(self, name: str) -> str:
-        """The URL of an evaluation's private store, whether it is up or not."""
+        """Return the URL of an evaluation's private store, even if it is not running."""
         return EmbeddedValkey(self.evaluation_folder(name) / "valkey").url
 
     def has_run(self, conversation_id: str) -> bool:
-        """Say whether there is a run of a conversation.
+        """Return whether a conversation has a run here.
 
         Raises:
-            UsageError: the home directory cannot be read.
+            UsageError: The home directory cannot be read.
         """
         try:
             return self.run_folder(conversation_id).is_dir()
@@ -63,7 +63,7 @@ class Home:
         """Return the folders of all runs, newest first.
 
         Raises:
-            UsageError: the home directory cannot be read.
+            UsageError: The home directory cannot be read.
         """
         try:
             return sorted(self.runs.iterdir(), key=lambda path: path.name, reverse=True)
@@ -73,11 +73,11 @@ class Home:
             raise self._unusable(self.path, error) from error
 
     def prepare(self, folder: Path) -> None:
-        """Make a folder in it.
+        """Create a folder in it.
 
         Raises:
-            UsageError: it cannot be written.
-            StoreUnavailable: the disk is full.
+            UsageError: The folder cannot be written.
+            StoreUnavailable: The disk is full.
         """
         try:
             with _reporting_full_disk(folder):
@@ -90,10 +90,10 @@ class Home:
 
     @property
     def cluster_url(self) -> str | None:
-        """The URL of the cluster that `deckhands up` keeps here; None if none is running.
+        """URL of the cluster that `deckhands up` runs here; None if none is running.
 
         Raises:
-            UsageError: the home directory cannot be read.
+            UsageError: The home directory cannot be read.
         """
         try:
             return self.cluster_url_file.read_text(encoding="utf-8").strip()
@@ -104,7 +104,7 @@ class Home:
 
     @contextmanager
     def announced(self, url: str) -> Iterator[None]:
-        """Let other terminals find the cluster while the block runs."""
+        """Publish the cluster's URL to other terminals while the block runs."""
         with os.fdopen(os.open(self.cluster_url_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(url + "\n")
         try:
@@ -118,7 +118,7 @@ class Home:
         return (self.cluster / "valkey").is_dir()
 
     def run_url(self, conversation_id: str) -> str:
-        """The URL of a run's private store, whether it is up or not."""
+        """Return the URL of a run's private store, even if it is not running."""
         return EmbeddedValkey(self.run_folder(conversation_id) / "valkey").url
 
     @staticmethod
@@ -130,7 +130,7 @@ class Home:
 
 
 def disk_full(folder: Path) -> StoreUnavailable:
-    """Return the error of a folder to which nothing can be added."""
+    """Return the error for a folder on a full disk."""
     return StoreUnavailable(
         f"The disk is full: nothing can be written in {folder}.",
         remedy="Free some space there, or set DECKHANDS_HOME to another directory.",
@@ -138,16 +138,16 @@ def disk_full(folder: Path) -> StoreUnavailable:
 
 
 class Supervised(UsageError):
-    """Another process is at work in a folder."""
+    """Another process supervises the folder."""
 
 
 @contextmanager
 def supervising(folder: Path, what: str) -> Iterator[None]:
-    """Be the only supervisor of a folder while the block runs. The kernel releases the lock if this process dies.
+    """Hold a folder's supervisor lock while the block runs. The kernel releases it if this process dies.
 
     Raises:
-        Supervised: another one is at work; names its pid.
-        StoreUnavailable: the disk is full.
+        Supervised: Another process holds it; the text has its pid.
+        StoreUnavailable: The disk is full.
     """
     with _reporting_full_disk(folder):
         lock = os.open(folder / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

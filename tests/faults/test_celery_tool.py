@@ -18,7 +18,7 @@ from broker.contract.actions import ToolCallAction
 from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation, ToolCallObservation
 from tests.faults.harness import FaultCluster
-from tool_worker.worker.fingerprints import fingerprint_of
+from tool_worker.worker.steps.action_run import fingerprint_of
 
 
 def refund(order: int, amount: float) -> list[dict[str, Any]]:

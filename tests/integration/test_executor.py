@@ -43,7 +43,7 @@ from tests.integration.workspace_hosts import opened
 from tests.polling import until
 from tool_worker.tools.offered import OfferedTools
 from tool_worker.worker.executor import Executor
-from tool_worker.worker.fingerprints import fingerprint_of
+from tool_worker.worker.steps.action_run import fingerprint_of
 from tool_worker.worker.steps.stop_orders import ANSWER_CHECK_SECONDS
 from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.workspaces import Workspaces

@@ -10,7 +10,7 @@ from broker.contract.specs import WorkspaceSpec
 from broker.runtime.errors import UsageError
 from tests.integration.workspace_hosts import Terminal, opened
 from tool_worker.settings import tool_settings
-from tool_worker.workspace.launch.git_identity import GitIdentity
+from tool_worker.workspace.launch.host_plan import GitIdentity
 from tool_worker.workspace.named_directories import NamedDirectories
 
 COMMIT = (

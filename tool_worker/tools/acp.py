@@ -1,7 +1,7 @@
-"""Turns of ACP agents: what the program beside the shell is asked, and its reports (`tool_worker.host.acp`).
+"""Turns of ACP agents: requests to the program beside the shell, and its reports (`tool_worker.host.acp`).
 
-Holds: a report is what the agent says, and the agent runs what a model says: whatever is in it becomes an observation
-or, where it cannot be one, a failed report.
+Holds: a report is untrusted, because the agent runs a model's instructions. Any content becomes an observation or, if
+that is impossible, a failed report.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from broker.contract import (
 from tool_worker.tools.tool import HostRequest, Tool
 
 CALL_SECONDS = 120.0
-"""After so long the program itself has to have answered."""
+"""Time limit for the program's own answer."""
 
 
 class Prompt(Tool):
@@ -78,7 +78,7 @@ def _observation(session_id: str, result: Mapping[str, Any]) -> Observation:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as the log can hold it; arguments of a call that it cannot hold are left out."""
+    """Return a value that the log can store; drops a call's arguments if they cannot be stored."""
     if isinstance(value, str):
         return replace_surrogates(value)
     if isinstance(value, list):

@@ -1,8 +1,8 @@
-"""The browser of a workspace: opening pages and acting in them (OpenHands 10.6).
+"""The browser of a workspace: opens pages and acts in them (OpenHands 10.6).
 
-Holds: a page that only turned out to be a file is reported as the file that it became.
-Differs: what the original stores as objects (DOM, accessibility tree, properties of elements) is not kept: the text
-says what a model needs of it. No screenshot is written into the workspace; the log has it.
+Holds: a page that turns out to be a download is reported as the downloaded file.
+Differs: objects that the original stores (DOM, accessibility tree, properties of elements) are not kept; the text has
+the parts that a model needs. Screenshots are not written into the workspace; they are in the log.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class OpenPage(Tool):
 
 
 class ActInBrowser(Tool):
-    """Carry out actions in the browser."""
+    """Run actions in the browser."""
 
     action = BrowseInteractiveAction
 

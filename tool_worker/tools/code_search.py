@@ -1,4 +1,4 @@
-"""Questions about the workspace's code, answered by a program beside its shell (OpenHands 9.3)."""
+"""Queries about the workspace's code, answered by a program beside its shell (OpenHands 9.3)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tool_worker.tools.tool import HostRequest, Tool
 
 
 class SearchCode(Tool):
-    """Ask about the code."""
+    """Query the code."""
 
     action = CodeSearchAction
 

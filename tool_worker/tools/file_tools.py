@@ -21,13 +21,13 @@ from broker.contract import (
 from tool_worker.tools.tool import HostRequest, Tool
 
 MAX_KEPT_CHARS = 200_000
-"""Of a larger file an edit's observation keeps the diff only."""
+"""For a larger file, the observation of an edit has only the diff."""
 
 DOCUMENT_SECONDS = 60.0
 
 EDIT_FIELDS = ("file_text", "old_str", "new_str", "insert_line")
 LATER_EDIT_FIELDS = ("replace_all", "overwrite", "cell", "cell_type")
-"""What hosts that were started before do not know."""
+"""Fields that hosts of earlier versions do not know."""
 
 
 class ReadFile(Tool):
@@ -41,14 +41,14 @@ class ReadFile(Tool):
             return HostRequest("read", {"path": action.path, "start": action.start, "end": action.end})
         view_range = list(action.view_range) if action.view_range is not None else None
         if action.path.lower().endswith(".pdf"):
-            asked = {"path": action.path, "view_range": view_range}
-            return HostRequest("code", {"question": "document", "arguments": asked, "timeout": DOCUMENT_SECONDS})
+            arguments = {"path": action.path, "view_range": view_range}
+            return HostRequest("code", {"question": "document", "arguments": arguments, "timeout": DOCUMENT_SECONDS})
         return HostRequest("edit", {"command": "view", "path": action.path, "view_range": view_range})
 
     def observe(self, action: FileReadAction, result: Mapping[str, Any]) -> Observation:
         """See `Tool.observe`.
 
-        A view that failed is a `FileReadObservation` whose text begins with `ERROR:`, as in the original.
+        A failed view is a `FileReadObservation` whose text starts with `ERROR:`, as in the original.
         """
         if result.get("is_error") and not _is_view(action):
             return ErrorObservation(content=result["content"])
@@ -98,7 +98,7 @@ class EditFile(Tool):
     def observe(self, action: FileEditAction, result: Mapping[str, Any]) -> Observation:
         """See `Tool.observe`.
 
-        An edit that failed is a `FileEditObservation` whose text begins with `ERROR:`, as in the original.
+        A failed edit is a `FileEditObservation` whose text starts with `ERROR:`, as in the original.
         """
         return FileEditObservation(
             content=result["content"],

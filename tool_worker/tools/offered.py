@@ -1,16 +1,18 @@
-"""The tools that this worker offers besides those of the workspace: found, published, called.
+"""The tools that this worker offers besides those of the workspace: loads, publishes and calls them.
 
-Holds: a call is answered by exactly one observation whatever the tool does; a call whose worker died is run again only
-as its outcome policy says; a tool that has changed since it was offered refuses the call.
+Holds: every call is answered by exactly one observation, whatever the tool does. After a worker's death, its call runs
+again only if the outcome policy allows it. A tool that has changed since it was offered is not called.
 Does not: touch a workspace. A tool acts where its own code acts, with the rights of the tool worker.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import importlib
 import inspect
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -32,7 +34,6 @@ from broker.coordination import ActionClaimed, ActionReclaimed
 from broker.runtime import UsageError, find_missing_variable, say_how_to_pass
 from broker.secrets import Masker
 from broker.tools import CustomTool, Runner, ToolContext, ToolFailed, ToolFailure, as_custom_tool, entry_points
-from tool_worker.tools.own_thread import in_own_thread
 
 ENTRY_POINTS = "deckhands.tools"
 UNKNOWN_TEXT = (
@@ -41,14 +42,14 @@ UNKNOWN_TEXT = (
 )
 
 EXPECTED_LIMIT_SECONDS = 60.0
-"""How long a call waits for tools that its worker, which has just started, does not know yet."""
+"""How long a call on a newly started worker waits for its tool to become known."""
 
 MAX_ANSWER_CHARS = 2**20
-"""Of a longer answer the head and the tail are kept: what is masked, packed and written holds up everybody's loop."""
+"""Longer answers are cut to head and tail: masking, packing and writing a text blocks the event loop."""
 
 MAX_IMAGES = 10
 MAX_IMAGES_CHARS = 8 * 2**20
-"""Of all images of one answer, which has to fit into one event with its text."""
+"""Limit of all images of one answer together, so that they fit into one event with its text."""
 
 REMEDY_OF_NAMED = (
     "Install the module where that worker can import it, or correct DECKHANDS_TOOLS (module:attribute, …), "
@@ -70,30 +71,30 @@ class OfferedTools:
 
     @property
     def offers(self) -> tuple[ToolOffer, ...]:
-        """What to publish."""
+        """The offers to publish."""
         return tuple(tool.offer for tool in self._tools.values())
 
     @property
     def failures(self) -> tuple[ToolFailure, ...]:
-        """What to report: the sources that give no tools now."""
+        """The failures to report: sources that currently provide no tools."""
         return tuple(self._failures.values())
 
     def fail(self, failure: ToolFailure) -> None:
-        """Take down that a source gives no tools."""
+        """Record that a source provides no tools."""
         self._failures[failure.source] = failure
 
     def recover(self, source: str) -> bool:
-        """Take down that a source gives tools again, and say whether it did not before. Idempotent."""
+        """Record that a source provides tools again; return whether it had failed. Idempotent."""
         return self._failures.pop(source, None) is not None
 
     def replace(self, tools: Iterable[CustomTool], *, prefix: str) -> None:
-        """Put these tools in place of all whose key begins with the prefix."""
+        """Replace all tools whose key starts with the prefix."""
         kept = {key: tool for key, tool in self._tools.items() if not key.startswith(prefix)}
         self._tools = kept | {tool.offer.key: tool for tool in tools}
         self.expect(prefix).set()
 
     def expect(self, prefix: str) -> asyncio.Event:
-        """Say that tools under this prefix are about to be known; a call to one of them waits a while for that."""
+        """Announce tools under this prefix; calls to them wait until they are known."""
         return self._expected.setdefault(prefix, asyncio.Event())
 
     async def call(
@@ -103,12 +104,12 @@ class OfferedTools:
         conversation_id: str,
         context: ToolContext | None = None,
     ) -> Observation:
-        """Run a call, or find out its outcome; never raises for what the tool does.
+        """Run a call, or find out its outcome. Failures of the tool are returned, not raised.
 
         Idempotent: as far as the tool's outcome policy says.
 
         Args:
-            context: Identifies the call to the tool, and tells it to stop.
+            context: Identifies the call to the tool, and carries the request to stop.
         """
         context = context or ToolContext(conversation_id, action.id)
         tool = await self._found(action.tool or action.name)
@@ -137,7 +138,7 @@ class OfferedTools:
             context.cancelled.set()
             text = f"The tool {action.name} did not answer within {tool.timeout_seconds:g} seconds."
             return ErrorObservation(content=text, error_id="tool_timeout")
-        except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a tool raises is its answer)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (every error of a tool becomes its answer)
             _log.warning("the tool %s failed", action.name, exc_info=error)
             text = f"The tool {action.name} failed: {type(error).__name__}: {error}"
             if variable := find_missing_variable(error):
@@ -162,15 +163,15 @@ class OfferedTools:
 
 
 def found_tools(named: Iterable[str], pools: Iterable[str], *, masker: Masker | None = None) -> OfferedTools:
-    """Return the tools of installed packages (entry points `deckhands.tools`) and those that are named.
+    """Load the tools of installed packages (entry points `deckhands.tools`) and the named ones.
 
-    One that cannot be loaded is logged and stands among the failures: the worker serves everything else, and a
-    person who asks for the tool reads why it is missing.
+    A tool that cannot be loaded is logged and recorded as a failure: the worker serves the others, and users who ask
+    for the tool see the reason.
 
     Args:
-        named: `module:attribute`, of modules that can be imported.
-        pools: What this worker serves; tools for other pools are left out.
-        masker: Hides the worker's secrets in what is said of a failure.
+        named: Importable objects as `module:attribute`.
+        pools: The worker's pools; tools for other pools are left out.
+        masker: Masks the worker's secrets in the reasons of failures.
     """
     sources: list[tuple[str, Callable[[], Any], str]] = [
         (name, partial(_named_tool, name), REMEDY_OF_NAMED) for name in named
@@ -183,8 +184,8 @@ def found_tools(named: Iterable[str], pools: Iterable[str], *, masker: Masker | 
     for source, load, usual_remedy in sources:
         try:
             tools.append(as_custom_tool(load()))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  (what somebody's module does when it is imported)
-            _log.error("%s gives no tool", source, exc_info=error)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (a foreign module may raise anything)
+            _log.error("%s provides no tool", source, exc_info=error)
             reason = f"{type(error).__name__}: {error}" if not isinstance(error, UsageError) else str(error)
             remedy = usual_remedy
             if variable := find_missing_variable(error):
@@ -213,10 +214,10 @@ async def _answer(tool: CustomTool, run: Runner, arguments: Any, context: ToolCo
 
 
 def _observation(action: OfferedToolAction, found: Any) -> Observation:
-    """Turn what a tool returned into its observation, of which no text is longer than `MAX_ANSWER_CHARS`.
+    """Turn a tool's return value into an observation whose texts have at most `MAX_ANSWER_CHARS`.
 
-    A text is the content. A model or an object is data, and its field `content`, if it has one, is what the model
-    reads; anything else is read as JSON.
+    A string is the content. A model or an object is data, and its field `content`, if any, is the text for the model;
+    otherwise the model reads the data as JSON.
     """
     if isinstance(found, Observation):
         images: Sequence[str] = getattr(found, "image_urls", None) or ()
@@ -235,7 +236,7 @@ def _observation(action: OfferedToolAction, found: Any) -> Observation:
         content = outputs.get("content")
         if not isinstance(content, str):
             content = written
-        # Data that is cut is not data any more: of too much of it only the text is kept.
+        # Truncated data would be invalid, so only the text of large data is kept.
         kept = dict(outputs) if len(written) <= MAX_ANSWER_CHARS else {}
         return ToolCallObservation(content=_cut(content), name=action.name, outputs=kept)
     except ValueError as error:
@@ -243,7 +244,7 @@ def _observation(action: OfferedToolAction, found: Any) -> Observation:
 
 
 def fitting_images(images: Iterable[str]) -> tuple[str, ...]:
-    """Return the first images that an observation may have: neither too many nor too large together."""
+    """Return the first images, within the limits of number and total size."""
     kept: list[str] = []
     chars = 0
     for image in images:
@@ -256,3 +257,40 @@ def fitting_images(images: Iterable[str]) -> tuple[str, ...]:
 
 def _cut(text: str) -> str:
     return text if len(text) <= MAX_ANSWER_CHARS else truncate_content(text, MAX_ANSWER_CHARS)
+
+
+async def in_own_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a function in a new thread and return its result.
+
+    The call starts immediately, however many others block. A call that never ends takes no thread of the loop's pool
+    and does not keep the process alive. Every exception of the function, even SystemExit, is raised here as an ordinary
+    exception. If the caller is cancelled, the thread runs on.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Any] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        found, error = None, None
+        try:
+            found = context.run(function, *arguments)
+        except Exception as raised:  # noqa: BLE001  (raised again in the caller)
+            error = raised
+        except BaseException as raised:  # noqa: BLE001  (SystemExit would end the waiting task)
+            error = RuntimeError(f"{type(raised).__name__}: {raised}")
+        with suppress(RuntimeError):  # the loop has been closed
+            loop.call_soon_threadsafe(_settle, answer, found, error)
+
+    threading.Thread(target=work, name=f"call of {getattr(function, '__qualname__', function)}", daemon=True).start()
+    return await answer
+
+
+def _settle(answer: asyncio.Future[Any], found: Any, error: Exception | None) -> None:
+    if answer.done():  # the caller was cancelled
+        return
+    if error is None:
+        answer.set_result(found)
+    elif isinstance(error, StopIteration):  # a future cannot hold one
+        answer.set_exception(RuntimeError(f"StopIteration: {error}"))
+    else:
+        answer.set_exception(error)

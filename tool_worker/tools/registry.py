@@ -1,4 +1,4 @@
-"""Which tool carries out which kind of action."""
+"""Maps kinds of actions to their tools."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tool_worker.tools.tool import Tool
 
 
 def tool_for(kind: str) -> Tool | None:
-    """Return what carries out a kind of action; None: this worker has nothing for it."""
+    """Return the tool for a kind of action; None if this worker has none."""
     return Tool.OF_KIND.get(kind)
 
 
-import_modules(tool_worker.tools)  # every tool is registered once its module is loaded
+import_modules(tool_worker.tools)  # loading a module registers its tools

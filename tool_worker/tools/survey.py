@@ -1,6 +1,7 @@
-"""The survey: what a workspace tells agents, read by one command in a separate shell.
+"""The survey: reads a workspace's instructions for agents, by one command in a separate shell.
 
-Holds: it changes nothing; what it reads is bounded; names and texts come back whole, because they travel in base64.
+Holds: the command changes nothing and reads a limited amount. Names and texts are encoded in base64, so no byte is
+lost.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ TIMEOUT_SECONDS = 20.0
 
 
 def command() -> str:
-    """Return the command: it prints a line for each file, with its path and its beginning in base64."""
+    """Return the command, which prints a line per file with its path and the start of its text in base64."""
     names = " -o ".join(f"-iname {shlex.quote(name)}" for name in INSTRUCTION_FILES)
     return (
         f'for d in . {" ".join(SKILL_FOLDERS)}; do if [ "$d" = . ]; then '
@@ -44,7 +45,7 @@ def command() -> str:
 
 
 class SurveyWorkspace(Tool):
-    """Read the files by which a workspace speaks to agents."""
+    """Read a workspace's instruction files."""
 
     action = SurveyAction
 

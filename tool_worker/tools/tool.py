@@ -1,6 +1,6 @@
-"""The protocol of tools: how an action becomes a request to the workspace host, and its result an observation.
+"""The interface of tools: turns an action into a request to the workspace host, and its result into an observation.
 
-Holds: both are functions of values; whatever touches the workspace happens in the host.
+Holds: both are pure functions; all access to the workspace happens in the host.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from broker.runtime import DeckhandsError
 
 @dataclass(frozen=True, slots=True)
 class HostRequest:
-    """What the workspace host is asked to do.
+    """A request to the workspace host.
 
     Attributes:
-        tool: see `tool_worker.host.protocol`.
-        arguments: plain JSON values.
+        tool: See `tool_worker.host.protocol`.
+        arguments: Plain JSON values.
     """
 
     tool: str
@@ -27,23 +27,23 @@ class HostRequest:
 
 
 class Tool(Protocol):
-    """What carries out one kind of action. Defining a subclass registers it.
+    """The handler of one kind of action. Defining a subclass registers it.
 
     Attributes:
-        action: the kind.
+        action: The kind.
     """
 
     OF_KIND: ClassVar[dict[str, Tool]] = {}
     action: ClassVar[type[Action]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Register the tool of a kind."""
+        """Register the tool for its kind."""
         super().__init_subclass__(**kwargs)
         if "action" in cls.__dict__:
             Tool.OF_KIND[cls.action.model_fields["kind"].default] = cls()
 
     def request(self, action: Any) -> HostRequest | Observation:
-        """Return what to ask the host, or at once the observation of an action that cannot be run."""
+        """Return the request to the host, or immediately the observation of an action that cannot run."""
         ...
 
     def observe(self, action: Any, result: Mapping[str, Any]) -> Observation:
@@ -52,7 +52,7 @@ class Tool(Protocol):
 
 
 def answering(action: Action, observation: Observation) -> Observation:
-    """Return the observation as the answer to this action: cause, source and tool call are the action's."""
+    """Return the observation with the action's cause, source and tool call."""
     return action.as_answer(observation).model_copy(
         update={
             "cause": action.id,
@@ -63,7 +63,7 @@ def answering(action: Action, observation: Observation) -> Observation:
 
 
 def instead_of(observation: Observation, text: str, error: DeckhandsError) -> Observation:
-    """Return what answers the same call in place of an observation that cannot be appended."""
+    """Return a replacement for an observation that cannot be appended, as the answer to the same call."""
     changes = {"cause": observation.cause, "tool_call_metadata": observation.tool_call_metadata}
     is_of_person = isinstance(observation, CommandExecutedObservation)
     failed = (CommandExecutedObservation if is_of_person else ErrorObservation)(content=text, error_id=error.code)

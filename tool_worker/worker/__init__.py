@@ -1,4 +1,4 @@
-"""Takes actions from streams, runs each once, appends observations; identity and limits of the node.
+"""The tool worker: runs each action from its streams once, and appends the observation.
 
 Start with: consumer.
 """

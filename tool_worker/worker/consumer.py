@@ -1,8 +1,8 @@
-"""The consumer of a tool worker: reads the action streams of its pools and its node, runs what it is handed.
+"""The consumer of a tool worker: reads the action streams of its pools and its node, and runs their actions.
 
-Holds: at most `concurrency` actions at once, and a few more so that interactive ones need not wait, see `Places`; what
-this worker was handed and has not answered is handed on when its heartbeat lapses; a worker that was swept leaves its
-running actions to their workspace hosts and starts over under a new name.
+Holds: at most `concurrency` actions run at once, plus a few interactive ones (see `Places`). When this worker's
+heartbeat lapses, its unanswered deliveries go to other workers. A worker that was swept leaves its running actions to
+their workspace hosts and starts over under a new name.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from broker.celery import cancel_when
-from broker.contract import checksum_of
+from broker.contract import TERMINAL_STATES, checksum_of
 from broker.coordination import (
     CANNOT_BE_READ,
     ActionDelivery,
@@ -32,7 +33,7 @@ from broker.coordination import (
     Transfers,
     Turns,
 )
-from broker.log import EventLog, check_remembered, name_gap
+from broker.log import Conversations, EventLog, check_remembered, name_gap
 from broker.runtime import (
     ACTION,
     CONVERSATION,
@@ -52,7 +53,6 @@ from broker.tools import SANDBOX, ToolFailure, ToolFailures, ToolOffers
 from tool_worker.settings import ToolSettings
 from tool_worker.tools import McpServers, OfferedTools, SandboxedLaunch, found_tools
 from tool_worker.worker.executor import Executor
-from tool_worker.worker.finished_workspaces import end_finished
 from tool_worker.worker.node.disk_bounds import DiskBounds
 from tool_worker.worker.node.quota import Quota
 from tool_worker.worker.node.reaper import Reaper
@@ -64,11 +64,13 @@ from tool_worker.workspace import (
     Bindings,
     Checkpointing,
     Checkpoints,
+    HostFolder,
     ResourceUsage,
     WorkspaceOpener,
     Workspaces,
     identity_of,
     only_here,
+    retire,
     sandbox_of_git,
     session_programs,
 )
@@ -76,13 +78,16 @@ from tool_worker.workspace import (
 READ_AT_ONCE = 8
 
 _log = logging.getLogger(__name__)
+LIMIT_SECONDS = 2.0
+AT_ONCE = 16
 
 
 class ToolConsumer:
-    """Everything a tool worker does; a `LoopService`."""
+    """The service of a tool worker; a `LoopService`."""
 
     def __init__(self, settings: ToolSettings) -> None:
-        self._settings, variables = settings, settings.variables
+        self._settings = settings
+        variables = settings.variables
         self._masker = Masker((*_secrets_of(settings), *settings.private_values))
         self._offered = found_tools(settings.tools, settings.pools, masker=self._masker)
         self._programs = session_programs(settings.pools, chromium=variables.chromium, sandbox=variables.sandbox)
@@ -91,7 +96,8 @@ class ToolConsumer:
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `LoopService.run`."""
-        settings, variables = self._settings, self._settings.variables
+        settings = self._settings
+        variables = settings.variables
         workspaces = Workspaces(
             settings.node_dir,
             sandbox=variables.sandbox,
@@ -142,11 +148,11 @@ class ToolConsumer:
             await store.aclose()
 
     async def _report_failures(self, store: Store) -> None:
-        if self._incarnation is not None:  # one that begins reports by itself
+        if self._incarnation is not None:  # without a session, the next one reports when it starts
             await ToolFailures(store).report(self._incarnation.worker_id, self._offered.failures)
 
     async def _announce_sandbox(self, workspaces: Workspaces, report: Callable[[], Awaitable[None]]) -> None:
-        """Say which sandbox is in force and what it leaves open, before the first command needs it."""
+        """Log which sandbox is in force and what programs can still reach, before the first command needs it."""
         try:
             sandbox = await workspaces.demanded_sandbox()
         except DeckhandsError as error:
@@ -158,14 +164,14 @@ class ToolConsumer:
             _log.info("the sandbox is %s; commands of agents reach %s", sandbox.name, sandbox.reach)
 
     def begin(self, store: Store, workspaces: Workspaces, offer: NodeOffer | None = None) -> Incarnation:
-        """Begin a life under a new name; `run` does, and simulations do on a store and workspaces of their own."""
+        """Register under a new worker name; called by `run`, and by simulations with their own store and workspaces."""
         self._incarnation = Incarnation(
             store, workspaces, self._offered, self._settings, identity=self._identity, offer=offer
         )
         return self._incarnation
 
     def conversation_ids(self) -> list[str]:
-        """Return the conversations whose actions this worker carries out now; called from another thread."""
+        """Return the conversations whose actions are running here. Thread-safe."""
         return self._incarnation.conversation_ids() if self._incarnation is not None else []
 
     def report(self) -> Mapping[str, Any]:
@@ -184,14 +190,14 @@ class ToolConsumer:
 
 @dataclass(frozen=True, slots=True)
 class InHand:
-    """An action that this worker carries out, and the stream entry it came with."""
+    """An action that this worker is running, and its stream entry."""
 
     place: str
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Incarnation:
-    """One life of the worker under one name."""
+    """The worker's session under one worker name, from registration until it stops or is swept."""
 
     def __init__(
         self,
@@ -273,7 +279,7 @@ class Incarnation:
         self._unplaced: set[asyncio.Task[None]] = set()
 
     async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
-        """Work until stopped or swept; `on_beat` receives the progress at each beat."""
+        """Process actions until stopped or swept; `on_beat` receives the progress at each beat."""
         await self.membership.register()
         await ToolFailures(self._store).report(self.worker_id, self._offered.failures)
         offers = ToolOffers(self._store)
@@ -308,7 +314,7 @@ class Incarnation:
             await self.membership.pause()
 
     async def _look_again(self) -> None:
-        """If the store was away: say in their logs which of the actions in hand it has lost."""
+        """After a reconnect to the store, record in each log if it has lost an action that is in flight here."""
         connects = self._store.connection.connects
         if connects == self._connects:
             return
@@ -319,21 +325,22 @@ class Incarnation:
                     await check_remembered(self._store, conversation_id, action_id, checksum)
                 except EventsLost as lost:
                     await name_gap(self._log, lost, noticed_by="the tool worker that carries it out")
-            except (UnknownConversation, StoreRefused, *CANNOT_BE_READ) as error:  # damaged keys concern no other
+            # damaged keys affect only their own conversation
+            except (UnknownConversation, StoreRefused, *CANNOT_BE_READ) as error:
                 _log.warning(
-                    "conversation %s cannot be looked at again: %s",
+                    "cannot check conversation %s after a reconnect: %s",
                     conversation_id,
                     error,
                     extra=about(conversation_id),
                 )
 
     def conversation_ids(self) -> list[str]:
-        """Return the conversations whose actions are in hand; called from another thread."""
+        """Return the conversations with actions in flight here. Thread-safe."""
         return sorted({conversation_id for conversation_id, _, _ in list(self._in_hand)})
 
     @property
     def refusals(self) -> int:
-        """How often proxies have refused a host to a workspace."""
+        """Number of times that egress proxies refused a host to a workspace."""
         return self._executor.refusals
 
     async def _read(self, queue: ActionQueue) -> None:
@@ -350,7 +357,7 @@ class Incarnation:
                 task.add_done_callback(partial(self._done, queue))
 
     def _place(self, queue: ActionQueue, delivery: ActionDelivery) -> None:
-        """Hand an action on in its own time; while no node serves it, it takes no place of another."""
+        """Forward an action in a separate task. While it waits for a node, it takes no concurrency slot."""
         wait_seconds = WAIT_SECONDS if len(self._unplaced) < MAX_WAITING else 0.0
         task = asyncio.create_task(self._hand_on(queue, delivery, wait_seconds))
         self._unplaced.add(task)
@@ -359,7 +366,7 @@ class Incarnation:
     def _placed(self, task: asyncio.Task[None]) -> None:
         self._unplaced.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("an action was left to be handed out again", exc_info=error)
+            _log.error("an action failed here and will be redelivered", exc_info=error)
 
     async def _hand_on(self, queue: ActionQueue, delivery: ActionDelivery, wait_seconds: float) -> None:
         refusal = await self._placing.find(delivery, wait_seconds=wait_seconds)
@@ -371,7 +378,7 @@ class Incarnation:
         self._places.give(is_first=queue.is_first)
         self.progress += 1
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("an action was left to be handed out again", exc_info=error)
+            _log.error("an action failed here and will be redelivered", exc_info=error)
 
     async def _take(
         self, queue: ActionQueue, delivery: ActionDelivery | ControlDelivery, refusal: NotServed | None = None
@@ -389,12 +396,12 @@ class Incarnation:
         while (in_hand := self._in_hand.get(action)) is not None:
             if in_hand.place == delivery.place:
                 return
-            # A copy: this worker may have been presumed dead. Only the claim can say whether the copy is needed.
+            # A copy: this worker may have been presumed dead. Only the claim shows whether the copy is needed.
             await in_hand.is_over.wait()
         self._in_hand[action] = in_hand = InHand(delivery.place)
         try:
             try:
-                # What no node serves is answered by anybody, and binds the workspace to none.
+                # If no node serves the action, any worker may answer it, and the workspace stays bound to no node.
                 claim = await queue.claim(delivery if refusal is None else replace(delivery, is_anywhere=True))
             except EventsLost as lost:
                 await name_gap(self._log, lost, noticed_by="the tool worker that was to carry it out")
@@ -414,7 +421,7 @@ def _secrets_of(settings: ToolSettings) -> tuple[str, ...]:
 
 
 def _checkpointing(log: EventLog, settings: ToolSettings, opener: WorkspaceOpener) -> Checkpointing:
-    """Return the object that saves and restores the workspaces of a node, by its settings."""
+    """Create the node's checkpointing from its settings."""
     place = settings.variables.checkpoints
     every = settings.variables.checkpoint_every
     if not place:
@@ -428,3 +435,29 @@ def _checkpointing(log: EventLog, settings: ToolSettings, opener: WorkspaceOpene
         bases=Checkpoints(place, clock, folder=BASES),
         opener=opener,
     )
+
+
+async def end_finished(store: Store, workspaces: Workspaces, root: Path) -> None:
+    """End the idle hosts of finished conversations, when the worker stops together with its cluster.
+
+    A host with a running command or background program is not ended; it runs on for its usual idle time. Never raises;
+    gives up after two seconds.
+    """
+    conversations = Conversations(store)
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def end(conversation_id: str) -> None:
+        async with room:
+            try:
+                row = await conversations.row(conversation_id)
+            except UnknownConversation:
+                return
+            if row.is_closed or row.state in TERMINAL_STATES:
+                await retire(HostFolder(root, conversation_id), may_kill=False)
+
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            living = [found.conversation_id for found in workspaces.list() if found.is_alive]
+            await asyncio.gather(*(end(conversation_id) for conversation_id in living))
+    except (OSError, TimeoutError, DeckhandsError) as error:
+        _log.warning("cannot end all workspaces of finished conversations: %s", error or "out of time")

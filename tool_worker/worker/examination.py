@@ -1,6 +1,8 @@
-"""What this machine can do for workspaces: `python -m tool_worker.worker.examination` prints it as a JSON object.
+"""Checks what this machine supports for workspaces.
 
-Holds: a layer that is missing is named with its reason; nothing is left out because it is inconvenient.
+`python -m tool_worker.worker.examination` prints the result as JSON.
+
+Holds: every missing layer is reported with its reason.
 Does not: change anything; the self-test runs in a temporary directory.
 """
 
@@ -34,13 +36,13 @@ from tool_worker.workspace import NodeCapacity, session_programs
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        name: what it is.
-        is_good: whether it is as it should be.
-        is_needed: whether nothing is served without it, unless somebody asks for it.
-        detail: one line.
+        name: The subject of the check.
+        is_good: Whether the check passed.
+        is_needed: Whether the worker cannot serve by default without it.
+        detail: One line of explanation.
     """
 
     name: str
@@ -50,11 +52,11 @@ class Finding:
 
 
 def examine(demanded: str = AUTO, containers: Containers | None = None) -> list[Finding]:
-    """Look at this machine; takes about a second.
+    """Check the sandboxes and the other protections of this machine. Takes about a second.
 
     Args:
-        demanded: The sandbox that workspaces run in here.
-        containers: What they may be; without an image nobody wants the sandbox `docker`.
+        demanded: The sandbox that workspaces use here.
+        containers: Settings of containers; without images, the `docker` sandbox is not checked.
     """
     with tempfile.TemporaryDirectory(prefix="deckhands-examination-") as folder:
         found = sandboxes(Path(folder), containers).values()
@@ -69,7 +71,7 @@ def examine(demanded: str = AUTO, containers: Containers | None = None) -> list[
 
 
 def examine_programs(settings: ToolSettings) -> list[Finding]:
-    """Look for what the pools need that a worker with these settings serves."""
+    """Check for the programs that the pools in these settings need."""
     findings = []
     for pool in (pool for pool in settings.pools if pool in PROGRAMS):
         try:
@@ -123,7 +125,7 @@ def _room(demanded: str) -> Finding:
         for descriptor in os.openpty():
             os.close(descriptor)
     except OSError as error:
-        # Sandboxes bring their own terminals.
+        # Confining sandboxes have their own terminals.
         detail = f"no terminal can be opened, which a shell without a sandbox needs: {error}"
         is_needed = demanded in CAPABILITIES and not CAPABILITIES[demanded].confines_programs
         return Finding("room for sessions", is_good=False, is_needed=is_needed, detail=detail)

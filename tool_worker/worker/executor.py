@@ -1,10 +1,10 @@
 """Runs one action and appends exactly one observation for it.
 
-The order is: claimed in the store, run by the workspace host (which journals begin and result by action id), appended
-under the action's id. When a worker dies, the next one continues after the last of these steps that happened.
+The order is: claim in the store, run on the workspace host (which journals the start and the result by action id),
+append under the action's id. After a worker's death, the next worker continues after the last completed step.
 
-Holds: nothing that ran is run again unless its outcome policy allows it; no failure of a tool or a workspace leaves an
-action without an observation; an unknown outcome is reported as unknown.
+Holds: an action that ran is run again only if its outcome policy allows it. Every failure of a tool or a workspace
+becomes the action's observation. An unknown outcome is reported as unknown.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ from tool_worker.worker.node.usage_bounds import UsageBounds
 from tool_worker.worker.steps.action_run import ActionRun
 from tool_worker.worker.steps.answers import answer_failures, limit_attempts, read_action, refuse, require_confirmation
 from tool_worker.worker.steps.attribution import rest_while_host_acts, take_turn
-from tool_worker.worker.steps.host import make_request, observe, run_on_host
+from tool_worker.worker.steps.host import make_request, observe, pass_secrets, run_on_host
 from tool_worker.worker.steps.journal import check_journal
 from tool_worker.worker.steps.notices import Notices
 from tool_worker.worker.steps.recording import Recorder
 from tool_worker.worker.steps.running_calls import RunningCalls, call_offered_tool
-from tool_worker.worker.steps.secrets import pass_secrets
 from tool_worker.worker.steps.spans import Spans
 from tool_worker.worker.steps.stop_orders import StopOrders
 from tool_worker.worker.steps.workspace import fill_workspace, open_workspace, recover_workspace
@@ -43,7 +42,7 @@ from tool_worker.workspace import Checkpointing, WorkspaceOpener, Workspaces
 
 
 class Executor:
-    """Passes each claimed action through two chains: one around the action, one around the call of its host."""
+    """Passes each claimed action through two middleware chains: around the action, and around the host call."""
 
     def __init__(
         self,
@@ -72,11 +71,11 @@ class Executor:
         traced = Spans(spans or open_tracing("tool"), worker_id)
         around_host = make_chain(
             [
-                # Outermost: only the host acts below, and nothing of that can end this worker.
+                # Outermost: below it, only the host acts, and the host cannot kill this worker.
                 rest_while_host_acts,
-                # Around the wait for the host, which it ends when the workspace grows too large.
+                # Around the wait for the host: it ends the wait when the workspace grows too large.
                 quota.stop_excess if quota is not None else None,
-                # Next to the host: an order counts until the moment in which the action starts.
+                # Next to the host: a stop order is obeyed until the moment the action starts.
                 self._stop_orders.obey,
             ],
             last=run_on_host,
@@ -85,38 +84,38 @@ class Executor:
             [
                 # Outermost: until its observation is in the log, a death of this worker counts against the action.
                 take_turn,
-                # Before anything else waits: an order may come while the workspace is still being opened.
+                # Before any step that waits: a stop order may arrive while the workspace is being opened.
                 self._stop_orders.listen,
-                # Around the append, so that the span ends when others can see the observation.
+                # Around the append, so that the span ends when the observation is visible.
                 traced.trace_action,
-                # Outside every step that answers: exactly one observation is appended, whichever step it is from.
+                # Outside every step that answers, so that exactly one observation is appended.
                 recorder.record,
-                # First of those that answer: the others need the action.
+                # First of the answering steps: the others need the action.
                 partial(read_action, log),
-                # Outside every step that may fail: a failure below is the answer to an action that is known.
+                # Outside every step that may fail: a failure becomes the answer to the decoded action.
                 partial(answer_failures, log),
-                # Before anything has an effect: an unconfirmed action, or one that no node serves, has none.
+                # Before any side effect: an action that is unconfirmed, or that no node serves, must have none.
                 require_confirmation,
                 refuse,
                 # Before the tool: the next attempt might kill the next worker.
                 limit_attempts,
-                # Inside all refusals: a tool that is not run has no span.
+                # Inside all refusals: a refused action has no tool span.
                 traced.trace_tool,
                 # Before the workspace: custom tools run in this worker and need none.
                 partial(call_offered_tool, offered, self._calls),
-                # Before the workspace is opened: a source can fill only a new one.
+                # Before the workspace is opened: only a new workspace can be filled from a source.
                 partial(fill_workspace, opener, checkpointing) if opener is not None else None,
-                # Before the workspace is opened: an action without a request needs none.
+                # Before the workspace is opened: an action without a request needs no workspace.
                 make_request,
                 # Before `open_workspace`, which would start an empty workspace where a checkpoint is missing.
                 partial(recover_workspace, checkpointing, workspaces) if checkpointing is not None else None,
-                # Around all that the host is asked: it marks each observation of a host without a sandbox.
+                # Around all calls of the host: it marks each observation of a host without a sandbox.
                 partial(open_workspace, workspaces, log),
-                # Outside the journal: an action that does not run takes no notice, and the next one gets it.
+                # Outside the journal check: an action that does not run leaves the notice for the next one.
                 self._notices.add,
-                # Before secrets leave the store: an outdated action is not run.
+                # Before secrets are read from the store: an outdated action does not run.
                 partial(check_journal, log),
-                # Last: only the host sees them.
+                # Last: only the host receives secrets.
                 partial(pass_secrets, log),
             ],
             last=partial(observe, log, around_host),
@@ -124,7 +123,7 @@ class Executor:
 
     @property
     def refusals(self) -> int:
-        """How often proxies have refused a host to a workspace, the same one once for each action."""
+        """Number of times that egress proxies refused a host to a workspace; each host counts once per action."""
         return self._notices.refusals
 
     async def execute(
@@ -137,11 +136,11 @@ class Executor:
     ) -> None:
         """Run a claimed action and append its observation.
 
-        Idempotent: a repeated delivery finds the action settled, in other hands, or its result in the journal.
+        Idempotent: on a redelivery, the action is already settled, claimed by another worker, or in the journal.
 
         Args:
-            attribution: of an action that workers have died with.
-            refusal: the answer to the action in place of running it.
+            attribution: Counts the worker deaths during this action.
+            refusal: If given, the answer to the action; the action does not run.
         """
         if isinstance(claim, ActionClaimed | ActionReclaimed):
             await self._run(ActionRun(delivery, claim, attribution, refusal))

@@ -1,7 +1,7 @@
-"""Files of a workspace as a packed tar file, and back.
+"""Packs files of a workspace into a compressed tar file, and unpacks them.
 
-Holds: no path and no link leads out of the workspace, whatever its programs do meanwhile; memory does not grow with the
-size of what is packed; set-user-id, set-group-id and sticky bits stay behind, and it is said of what.
+Holds: no path and no link leads out of the workspace, even if programs change files during the transfer. Memory does
+not grow with the amount of data. Set-user-id, set-group-id and sticky bits are dropped; the answer lists their files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tool_worker.errors import FileUnfit, WorkspaceTooLarge
 from tool_worker.workspace import FILE, LINK, SPECIAL_BITS, Directory, Entry, TreeLimits, Unpacking, entries, listed
 
 LIMITS = TreeLimits(files=MAX_COPY_FILES, bytes=MAX_COPY_BYTES)
-"""The limits of one transfer, unpacked."""
+"""Limits of one transfer, uncompressed."""
 IN_PARTS = "Transfer a part of it."
 MAX_NAMED = 20
 MAX_LISTED = 5_000
@@ -29,12 +29,12 @@ MAX_NAMED_CHARS = 200
 
 
 def pack(root: Directory, path: str, target: IO[bytes]) -> TransferAnswer:
-    """Write a file or a directory of a workspace as a packed tar file whose names begin with its own name.
+    """Write a file or a directory of a workspace as a compressed tar file. All names start with the file's own name.
 
     Raises:
-        FileUnfit: it is neither.
-        WorkspaceTooLarge: it is larger than what is carried.
-        OSError: it is not there, or leads out.
+        FileUnfit: The path is neither a file nor a directory.
+        WorkspaceTooLarge: The content exceeds the limits of a transfer.
+        OSError: The path does not exist, or leads out of the workspace.
     """
     name = PurePosixPath(path).name or "workspace"
     files = size = 0
@@ -53,10 +53,10 @@ def pack(root: Directory, path: str, target: IO[bytes]) -> TransferAnswer:
 
 
 def listing(root: Directory, path: str) -> TransferAnswer:
-    """Return what is in a directory of a workspace.
+    """Return the entries of a workspace directory.
 
     Raises:
-        OSError: it is not there, is no directory, or leads out.
+        OSError: The path does not exist, is not a directory, or leads out of the workspace.
     """
     with Directory.inside(root, path) as directory:
         found = listed(directory)
@@ -70,14 +70,14 @@ def listing(root: Directory, path: str) -> TransferAnswer:
 
 
 def unpack(root: Directory, request: TransferRequest, content: IO[bytes], noted: Path) -> TransferAnswer:
-    """Put the one file or directory of a packed tar file into the workspace.
+    """Unpack a compressed tar file with one file or directory into the workspace.
 
     Args:
-        noted: where it is noted, from the first try on, whether it goes into the target or becomes it: a try that
-            was cut short may have made the target.
+        noted: File that records, from the first attempt on, whether the content goes into the target or becomes the
+            target. A retry needs it because an interrupted attempt may have created the target.
 
     Raises:
-        FileUnfit, WorkspaceTooLarge, OSError: see `Unpacking.unpack`.
+        FileUnfit, WorkspaceTooLarge, OSError: See `Unpacking.unpack_stream`.
     """
     parts = [part for part in request.path.split("/") if part not in ("", ".")]
     is_inside = request.is_inside or not parts or _is_directory(root, "/".join(parts))
@@ -105,7 +105,7 @@ def _first_choice(noted: Path, *, is_inside: bool) -> bool:
 
 
 def _found(root: Directory, path: str, name: str) -> Iterator[tuple[str, Entry | os.stat_result, int]]:
-    """Yield what is to be packed: the name it gets, what it is, and a descriptor of a regular file's content."""
+    """Yield each entry to pack: its name in the archive, its metadata, and a file's descriptor, else -1."""
     if not _is_directory(root, path):
         with root.opened_file(path) as descriptor:
             yield name, os.fstat(descriptor), descriptor
@@ -125,7 +125,7 @@ def _has_special_bits(entry: Entry | os.stat_result) -> bool:
 
 
 def _add(archive: tarfile.TarFile, name: str, entry: Entry | os.stat_result, descriptor: int, *, room: int) -> int:
-    """Add an entry to a tar file and return how many bytes its content has, at most `room`."""
+    """Add an entry to a tar file and return the size of its content, at most `room` bytes."""
     header = tarfile.TarInfo(name)
     if isinstance(entry, Entry):
         header.mode, header.mtime = entry.mode, entry.mtime_ns // 10**9
@@ -139,7 +139,7 @@ def _add(archive: tarfile.TarFile, name: str, entry: Entry | os.stat_result, des
         return 0
     assert isinstance(entry, os.stat_result)
     header.size = entry.st_size
-    if header.size > room:  # it was smaller when it was counted, or stands for itself
+    if header.size > room:  # the file has grown since it was counted, or was requested by itself
         raise WorkspaceTooLarge(f"It has more than {LIMITS.bytes:,} bytes.", remedy=IN_PARTS)
     with os.fdopen(os.dup(descriptor), "rb") as file:
         archive.addfile(header, cast("IO[bytes]", _PaddedFile(file)))
@@ -147,7 +147,7 @@ def _add(archive: tarfile.TarFile, name: str, entry: Entry | os.stat_result, des
 
 
 class _PaddedFile:
-    """A file that holds as many bytes as it did, whatever it has lost since: the header with its size is written."""
+    """Reads a file and pads it with zeros to its former size: the tar header with that size is already written."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -168,7 +168,7 @@ def _is_directory(root: Directory, path: str) -> bool:
 
 
 def _made(root: Directory, parts: list[str]) -> str:
-    """Make a directory and all around it, and return its path; links that stay inside are followed."""
+    """Create a directory with its parents and return its path; follows links that stay inside the workspace."""
     for end in range(1, len(parts) + 1):
         if not _is_directory(root, "/".join(parts[:end])):
             with Directory.inside(root, "/".join(parts[: end - 1]) or ".") as parent:

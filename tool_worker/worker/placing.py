@@ -1,9 +1,9 @@
-"""Sends actions for new workspaces to nodes that can serve them, before anything of them is claimed.
+"""Forwards actions for new workspaces to nodes that can serve them, before the action is claimed.
 
-Holds: an action that came by the stream of a pool, for a workspace that is on no node and needs what this worker does
-not offer, is handed on to a node that offers it. Where none does, it waits; if none comes, it is answered with what is
-missing, and the workspace stays without a node.
-Does not: look at actions that came by the stream of this node, or at workspaces without needs: neither costs anything.
+Holds: an action is forwarded if it came by a pool's stream, its workspace has no node, and this worker does not meet
+the workspace's needs. If no node meets them, the action waits; if none appears, it is answered with the missing
+needs, and the workspace stays without a node.
+Does not: check actions from this node's stream, or workspaces without needs; neither costs anything.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from tool_worker.settings import ToolSettings
 WAIT_SECONDS = 30.0
 POLL_SECONDS = 1.0
 MAX_WAITING = 256
-"""How many actions wait for a node at once; all others are answered at once where there is none."""
+"""How many actions may wait for a node at once; any further one is answered immediately if no node serves it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Claim the action: it is for this node, or is forwarded by the claim."""
+    """Claim the action: this node serves it, or the claim forwards it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """No node that runs serves it."""
+    """No live node serves the action."""
 
     refusal: NotServed
 
 
 class Placing:
-    """Decides about the deliveries of one tool worker.
+    """Decides which node serves the deliveries of one tool worker.
 
     Args:
-        offer: what this worker offers; None: everything.
-        roots: below which conversations may name their directory.
+        offer: What this worker offers; None for everything.
+        roots: Directories below which conversations may name their workspace.
     """
 
     def __init__(self, store: Store, offer: NodeOffer | None, roots: Sequence[Path] = ()) -> None:
@@ -52,14 +52,16 @@ class Placing:
         self._roots = roots
 
     def is_for_another(self, delivery: ActionDelivery) -> bool:
-        """Say whether this worker lacks what a new workspace needs; asks nobody."""
+        """Return whether a new workspace needs something that this worker lacks. Makes no store call."""
         is_of_pool = ":act:pool:" in delivery.place and not delivery.is_anywhere
         if self._offer is None or not is_of_pool or not has_needs(delivery.workspace):
             return False
-        return bool(self._offer.lacking(delivery.workspace)) or not self._takes(delivery.workspace.path)
+        path = delivery.workspace.path
+        may_be_here = path is None or any(PurePosixPath(path).is_relative_to(root) for root in self._roots)
+        return bool(self._offer.lacking(delivery.workspace)) or not may_be_here
 
     async def place(self, delivery: ActionDelivery) -> Serve | Wait:
-        """Find the node for an action that is for another: after this, the claim forwards it there.
+        """Bind a new workspace to a node that serves it; the following claim forwards the action there.
 
         Idempotent: a workspace that has a node keeps it.
         """
@@ -71,28 +73,25 @@ class Placing:
         if not found.nodes:
             return Wait(found.refusal())
         chosen = found.nodes[crc32(delivery.conversation_id.encode()) % len(found.nodes)]
-        # A function of the store: the conversation may have been deleted meanwhile, and must leave no key.
+        # A store function: the conversation may have been deleted meanwhile, and then no key may be created.
         await self._store.function("deck_bind_node", (names.root,), chosen)
         return Serve()
 
     async def find(self, delivery: ActionDelivery, *, wait_seconds: float) -> NotServed | None:
-        """Do what `place` does, and wait for a node while there is none; return why there is none in the end."""
+        """Call `place` until a node serves the action; return the refusal if none does within `wait_seconds`."""
         loop = asyncio.get_running_loop()
         ends = loop.time() + wait_seconds
         while isinstance(placed := await self.place(delivery), Wait):
             if self._offer is not None and not self._offer.lacking(delivery.workspace):
-                return None  # only the directory is not taken: the workspace says why when it is opened
+                return None  # only the directory is refused: opening the workspace reports the reason
             if loop.time() >= ends:
                 return placed.refusal
             await asyncio.sleep(POLL_SECONDS)
         return None
 
-    def _takes(self, path: str | None) -> bool:
-        return path is None or any(PurePosixPath(path).is_relative_to(root) for root in self._roots)
-
 
 def offer_of(settings: ToolSettings) -> NodeOffer:
-    """Find out what this worker offers; blocks for as long as it takes to try the sandboxes."""
+    """Return what this worker offers. Blocks while it tries the sandboxes."""
     known = sandboxes(settings.node_dir / ".sandbox", settings.containers)
     working = [
         name

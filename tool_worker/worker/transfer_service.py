@@ -1,7 +1,15 @@
-"""Transfers files in and out of workspaces for people, and saves workspaces on request.
+"""Transfers files in and out of workspaces for users, and saves workspaces on request.
 
-Holds: no path and no link leads out of the workspace, whatever its programs do meanwhile; the size of a transfer is
-bounded, packed and unpacked; every request gets an answer, also a refused one.
+The parts of a long transfer are collected in a spool file beside the workspace, invisible to its programs:
+
+    <root>/<conversation>/.transfer-<hash>
+
+Holds:
+    - No path and no link leads out of the workspace, even if programs change files during the transfer.
+    - The size of a transfer is limited, both compressed and uncompressed.
+    - Every request gets an answer, even a refused one.
+    - Writing a part twice has no further effect. A spool file is complete only if its length and its SHA-256 match.
+    - A spool file unused for an hour is removed when the next transfer starts. The node keeps `RESERVE_BYTES` free.
 """
 
 from __future__ import annotations
@@ -11,21 +19,36 @@ import hashlib
 import io
 import logging
 import os
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+import shutil
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
-from broker.coordination import MAX_STORED_FILE_BYTES, TransferAnswer, TransferRequest, Transfers
-from broker.runtime import DeckhandsError, OutcomeUnknown, StoreUnavailable, SystemClock
-from tool_worker.errors import SourceUnusable, WorkspaceLost
+from broker.coordination import (
+    MAX_COPY_BYTES,
+    MAX_STORED_FILE_BYTES,
+    PART_BYTES,
+    TransferAnswer,
+    TransferRequest,
+    Transfers,
+)
+from broker.runtime import Clock, DeckhandsError, OutcomeUnknown, StoreUnavailable, SystemClock
+from tool_worker.errors import FileUnfit, SourceUnusable, WorkspaceLost, WorkspaceTooLarge
 from tool_worker.sandbox import Sandbox
 from tool_worker.worker.packing import listing, pack, unpack
-from tool_worker.worker.transfer_spools import TransferSpools
 from tool_worker.workspace import Bindings, Changes, Checkpointing, HostFolder, Patch, Repositories, require_git
 
-MAX_NAMES_LEFT_OUT, MAX_NAME_CHARS = 1_000, 300
+MAX_NAMES_LEFT_OUT = 1_000
+MAX_NAME_CHARS = 300
 _log = logging.getLogger(__name__)
+PREFIX = ".transfer-"
+STALE_SECONDS = 3600.0
+MAX_SPOOLS = 4
+"""Limit of spools per conversation."""
+RESERVE_BYTES = 256 * 2**20
+"""Bytes that stay free on the node's disk."""
 
 
 class TransferService:
@@ -34,7 +57,7 @@ class TransferService:
     Args:
         root: Directory of the node's workspaces.
         sandbox: Returns the node's sandbox, see `Workspaces.demanded_sandbox`.
-        bindings: Opens their directories.
+        bindings: Opens the workspaces' directories.
     """
 
     def __init__(
@@ -51,13 +74,15 @@ class TransferService:
         self._sandbox = sandbox
         self._bindings = bindings
         self._spools = TransferSpools(self._root, SystemClock())
-        self._comparing = asyncio.Lock()  # each may take as much memory as a patch may have bytes, and all of a disk
+        # each comparison may use as much memory as the largest patch, and the whole disk bandwidth
+        self._comparing = asyncio.Lock()
 
     async def transfer(self, conversation_id: str, token: str) -> None:
-        """Serve one request, and answer it. Idempotent."""
+        """Serve one request and answer it. Idempotent."""
         request = await self._transfers.request(conversation_id, token)
         if request is None:
-            self._noted(conversation_id, token).unlink(missing_ok=True)  # answered by a worker that died afterwards
+            # a worker answered it and died before it removed the note
+            self._noted(conversation_id, token).unlink(missing_ok=True)
             return
         await self._transfers.begin(conversation_id, token)
         content: bytes | None = None
@@ -75,13 +100,13 @@ class TransferService:
             code = "no_such_file" if is_missing else "transfer_failed"
             answer = TransferAnswer(error=f"{request.path}: {error.strerror}", code=code)
         except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an answer)
-            _log.exception("transfer of %s", conversation_id)
+            _log.exception("transfer of %s failed", conversation_id)
             answer = TransferAnswer(error=f"{type(error).__name__}: {error}", code="transfer_failed")
         await self._transfers.answer(conversation_id, token, answer, content)
         self._noted(conversation_id, token).unlink(missing_ok=True)
 
     def _noted(self, conversation_id: str, token: str) -> Path:
-        """Return the note of how an upload was begun, for a worker that takes it over."""
+        """Return the path of the note that tells a later worker how the upload was started."""
         name = hashlib.sha256(token.encode()).hexdigest()[:16]
         return self._root / conversation_id / f".upload-{name}"
 
@@ -120,10 +145,11 @@ class TransferService:
     async def _part(
         self, conversation_id: str, token: str, request: TransferRequest
     ) -> tuple[TransferAnswer, bytes | None]:
-        """Take or give a part of a long transfer, or forget it."""
+        """Store or return one part of a long transfer, or drop the transfer."""
         if not (self._root / conversation_id).is_dir():
             raise WorkspaceLost("The workspace is not on this node yet.", remedy="Try again after the next action.")
-        spools, transfer = self._spools, request.transfer
+        spools = self._spools
+        transfer = request.transfer
         if request.what == "end":
             await asyncio.to_thread(spools.drop, conversation_id, transfer)
             return TransferAnswer(), None
@@ -134,8 +160,9 @@ class TransferService:
         return TransferAnswer(), None
 
     def _packed(self, folder: HostFolder, path: str, token: str) -> tuple[TransferAnswer, bytes | None]:
-        """Pack what is asked for; what is long stays here, to be fetched in parts."""
-        spools, conversation_id = self._spools, folder.conversation_id
+        """Pack the requested files. A long archive stays here and is fetched in parts."""
+        spools = self._spools
+        conversation_id = folder.conversation_id
         with self._bindings.open(folder, folder.read_binding()) as root, spools.packing(conversation_id, token) as file:
             done = pack(root, path, file)
         with spools.opened(conversation_id, token) as packed:
@@ -181,3 +208,137 @@ class TransferService:
             raise SourceUnusable("The original state of the workspace is not known here.", remedy="Download the files.")
         changes = Changes(Repositories(await self._sandbox()))
         return await changes.since(directory, base, limit_bytes=MAX_STORED_FILE_BYTES)
+
+
+class TransferSpools:
+    """The spool files of one node."""
+
+    def __init__(self, root: Path, clock: Clock) -> None:
+        self._root = root
+        self._clock = clock
+
+    def write(self, conversation_id: str, transfer: str, part: int, content: bytes) -> None:
+        """Write a part of an upload. Idempotent.
+
+        Raises:
+            FileUnfit: The part is longer than `PART_BYTES`.
+            WorkspaceTooLarge: The node has no room for it, or there are too many transfers.
+        """
+        if len(content) > PART_BYTES:
+            raise FileUnfit(f"A part of the transfer has more than {PART_BYTES:,} bytes.")
+        path = self._path(conversation_id, transfer)
+        if not path.exists():
+            self._make_room(path.parent)
+        self.check_room(path.parent)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            offset = part * PART_BYTES
+            while content:
+                written = os.pwrite(descriptor, content, offset)
+                offset, content = offset + written, content[written:]
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def whole(self, conversation_id: str, transfer: str, size_bytes: int, digest: str) -> Iterator[BufferedReader]:
+        """Open a complete upload.
+
+        Raises:
+            FileUnfit: Parts are missing, or the content does not match the digest.
+        """
+        with self.opened(conversation_id, transfer) as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+            if os.fstat(file.fileno()).st_size != size_bytes or found != digest:
+                raise FileUnfit("The upload is not what was sent.", remedy="Start it again.")
+            file.seek(0)
+            yield file
+
+    @contextmanager
+    def packing(self, conversation_id: str, transfer: str) -> Iterator[IO[bytes]]:
+        """Yield a file for the content of a download. It gets its final name on success and is removed on failure."""
+        path = self._path(conversation_id, transfer)
+        self._make_room(path.parent)
+        draft = path.with_name(f"{path.name}.{os.getpid()}")
+        try:
+            with draft.open("w+b") as file:
+                yield cast("IO[bytes]", _Bounded(file, lambda: self.check_room(path.parent)))
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def read(self, conversation_id: str, transfer: str, part: int) -> bytes:
+        """Return a part of a download.
+
+        Raises:
+            FileUnfit: The transfer does not exist.
+        """
+        with self.opened(conversation_id, transfer) as file:
+            os.utime(file.fileno())
+            file.seek(part * PART_BYTES)
+            return file.read(PART_BYTES)
+
+    @contextmanager
+    def opened(self, conversation_id: str, transfer: str) -> Iterator[BufferedReader]:
+        """Open the spool file of a transfer.
+
+        Raises:
+            FileUnfit: The transfer does not exist.
+        """
+        try:
+            file = self._path(conversation_id, transfer).open("rb")
+        except FileNotFoundError as error:
+            raise FileUnfit("The transfer is not on this node any more.", remedy="Start it again.") from error
+        with file:
+            yield file
+
+    def drop(self, conversation_id: str, transfer: str) -> None:
+        """Remove the spool file of a transfer. Idempotent."""
+        self._path(conversation_id, transfer).unlink(missing_ok=True)
+
+    def check_room(self, folder: Path) -> None:
+        """Check that the disk has room for more.
+
+        Raises:
+            WorkspaceTooLarge: Fewer than `RESERVE_BYTES` are free.
+        """
+        if shutil.disk_usage(folder).free < RESERVE_BYTES:
+            raise WorkspaceTooLarge("The node has no room for the transfer.", remedy="Transfer less, or free some.")
+
+    def _path(self, conversation_id: str, transfer: str) -> Path:
+        name = hashlib.sha256(transfer.encode()).hexdigest()[:32]
+        return self._root / conversation_id / f"{PREFIX}{name}"
+
+    def _make_room(self, folder: Path) -> None:
+        """Remove stale transfers.
+
+        Raises:
+            WorkspaceTooLarge: Too many other transfers are in use.
+        """
+        used = 0
+        for path in folder.glob(f"{PREFIX}*"):
+            with suppress(FileNotFoundError):
+                if self._clock.now().timestamp() - path.stat().st_mtime > STALE_SECONDS:
+                    path.unlink()
+                else:
+                    used += 1
+        if used >= MAX_SPOOLS:
+            text = f"{used} transfers of this workspace are not finished."
+            raise WorkspaceTooLarge(text, remedy="Try again when they are, or in an hour.")
+
+
+class _Bounded:
+    """A file that may grow only while the disk has room."""
+
+    def __init__(self, file: IO[bytes], check: Callable[[], None]) -> None:
+        self._file = file
+        self._check = check
+        self._since = 0
+
+    def write(self, content: bytes) -> int:
+        self._since += len(content)
+        if self._since >= PART_BYTES:
+            self._since = 0
+            self._check()
+        if self._file.tell() + len(content) > MAX_COPY_BYTES:
+            raise WorkspaceTooLarge(f"It has more than {MAX_COPY_BYTES:,} bytes when packed.", remedy="Take a part.")
+        return self._file.write(content)

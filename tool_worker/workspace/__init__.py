@@ -1,4 +1,4 @@
-"""The workspaces of a node: opened, checked, launched, checkpointed, and their files.
+"""The workspaces of a node: opens, launches, checks and checkpoints them, and accesses their files.
 
 Start with: workspaces.
 """

@@ -8,7 +8,7 @@ from .files.openat2_paths import Directory as Directory
 from .files.staging import remove as remove, remove_staging as remove_staging
 from .files.unpacking import Unpacking as Unpacking
 from .launch.egress_gate import EgressGate as EgressGate, proxy_environment as proxy_environment
-from .launch.git_identity import GitIdentity as GitIdentity
+from .launch.host_plan import GitIdentity as GitIdentity
 from .launch.host_connection import HostResult as HostResult
 from .launch.host_folder import HostFolder as HostFolder
 from .launch.session_programs import session_programs as session_programs

@@ -1,10 +1,11 @@
-"""Binding workspaces to their directories, and opening these: our own, and those that conversations name.
+"""Binds workspaces to their directories, and opens these directories: our own, and those that conversations name.
 
-    <root>/.node/naming.lock     held while a workspace is bound to a directory that was named
+    <root>/.node/naming.lock     held while a workspace is bound to a named directory
 
-Holds: every opening looks again at what may be named; a directory that a conversation of one tenant works in, and what
-is in it and around it, is bound to none of another tenant, as long as this node keeps the first one's folder.
-Does not: keep conversations of one tenant out of each other's directories: delegates and forks share them.
+Holds: every opening checks again that the directory may be named. A directory that a conversation of one tenant uses,
+its subdirectories and its parents are not bound to a conversation of another tenant while this node keeps the first
+one's folder.
+Does not: separate conversations of one tenant: delegates and forks share directories.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tool_worker.workspace.named_directories import NamedDirectories
 from tool_worker.workspace.node_identity import FOLDER
 
 _Named = tuple[str, str]
-"""A directory, and the tenant of who named it."""
+"""A directory, and the tenant of the conversation that named it."""
 
 
 class Bindings:
@@ -33,7 +34,7 @@ class Bindings:
 
     Args:
         root: Directory of the node's workspaces.
-        named: What may be named.
+        named: Directories that conversations may name.
     """
 
     def __init__(self, root: Path, named: NamedDirectories) -> None:
@@ -42,10 +43,10 @@ class Bindings:
         self._known: dict[str, _Named | None] = {}
 
     def bind(self, folder: HostFolder, binding: Binding) -> Directory:
-        """Bind a workspace, unless it may not be bound so, and return its directory.
+        """Bind a workspace if this is allowed, and return its opened directory.
 
         Raises:
-            WorkspaceRefused, WorkspaceLost: see `open`; nothing was bound.
+            WorkspaceRefused, WorkspaceLost: See `open`; nothing was bound.
         """
         if not binding.is_named(folder.workspace):
             directory = self.open(folder, binding)
@@ -62,11 +63,11 @@ class Bindings:
         return directory
 
     def open(self, folder: HostFolder, binding: Binding | None = None) -> Directory:
-        """Open the directory of a workspace; without a binding, the one that we created.
+        """Open the directory of a workspace; without a binding, the directory that we created.
 
         Raises:
-            WorkspaceRefused: it may not be a workspace, or not any more.
-            WorkspaceLost: it is not there.
+            WorkspaceRefused: The directory may not, or may no longer, be a workspace.
+            WorkspaceLost: The directory does not exist.
         """
         if binding is not None and binding.is_named(folder.workspace):
             return self._open_named(binding)
@@ -97,8 +98,8 @@ class Bindings:
                 )
 
     def _found(self) -> dict[str, _Named]:
-        """Return the conversations of this node that work in a directory that was named."""
-        names = set(os.listdir(self._root))  # noqa: PTH208  (names alone)
+        """Return the conversations of this node that work in a named directory."""
+        names = set(os.listdir(self._root))  # noqa: PTH208  (only names are needed)
         for gone in self._known.keys() - names:
             del self._known[gone]
         for name in names - self._known.keys():
@@ -106,13 +107,13 @@ class Bindings:
             binding = folder.read_binding() if is_conversation_id(name) else None
             is_named = binding is not None and binding.is_named(folder.workspace)
             if binding is None or (is_named and binding.tenant is None):
-                continue  # it may yet be bound, or get its tenant when it is used
+                continue  # it may still be bound, or get its tenant at its next use
             self._known[name] = (binding.path, binding.tenant or "") if is_named else None
         return {name: known for name, known in self._known.items() if known is not None}
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Be the only one on this node who binds a workspace to a directory that was named."""
+        """Hold the node's lock for binding workspaces to named directories."""
         (self._root / FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(self._root / FOLDER / "naming.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

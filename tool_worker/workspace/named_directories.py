@@ -1,12 +1,12 @@
 """The directories of a node that conversations may name as their workspaces: those below the roots of its operator.
 
-A conversation's fields are a producer's, who may be anybody's agent: what they name is opened, looked at and bound by
-one descriptor, so that nothing can be put in its place in between.
+A conversation's fields come from a producer and are untrusted. The named directory is opened, checked and bound by one
+descriptor, so that it cannot be replaced in between.
 
 Holds:
-    - A directory is a root or below one; no link leads to it, neither its own nor one of a directory around it.
-    - Nothing of ours or of the system's is in it, and it is in nothing of either.
-Does not: keep a root's directories apart for tenants; see `bindings`.
+    - A directory is a root or below one; no component of its path is a link.
+    - It contains no directory of Deckhands or of the system, and is not inside one.
+Does not: separate tenants below a root; see `bindings`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ NAME_ANOTHER = "Name a directory of your own, such as that of a project."
 
 
 class NamedDirectories:
-    """What may be named on one node.
+    """The directories that conversations may name on one node.
 
     Args:
-        roots: Absolute paths without links; none: no directory may be named.
-        private: What is ours, see `broker.secrets.private_directories.private_paths`.
+        roots: Absolute paths without links; if empty, no directory may be named.
+        private: Our own directories, see `broker.secrets.private_directories.private_paths`.
     """
 
     def __init__(self, roots: Iterable[Path] = (), private: Iterable[Path] = ()) -> None:
@@ -42,18 +42,18 @@ class NamedDirectories:
 
     @property
     def closed(self) -> tuple[Path, ...]:
-        """Where agents may come to write, and what is ours."""
+        """The roots, which agents may write to, and our private directories."""
         return (*self.roots, *self._private)
 
     def open(self, name: str, *also_private: Path) -> Directory:
         """Open a directory that a conversation names.
 
         Args:
-            also_private: What else is ours.
+            also_private: Further private directories.
 
         Raises:
-            WorkspaceRefused: it may not be a workspace.
-            WorkspaceLost: it is not there.
+            WorkspaceRefused: The directory may not be a workspace.
+            WorkspaceLost: The directory does not exist.
         """
         if found := name_fault(name):
             raise _refused(name, found)
@@ -61,11 +61,12 @@ class NamedDirectories:
         if not path.is_absolute() or ".." in path.parts:
             raise _refused(name, "it is not an absolute path without `..`")
         if not any(path.is_relative_to(root) for root in self.roots):
-            reason = f"it is below none of this node's workspace roots{self._listed()}"
+            roots = f" ({', '.join(map(str, self.roots))})" if self.roots else "; it has none"
+            reason = f"it is below none of this node's workspace roots{roots}"
             raise _refused(name, reason, remedy=ASK_THE_OPERATOR)
         directory = _opened(str(path))
         try:
-            # By the descriptor: if it is moved meanwhile, the check follows it.
+            # By the descriptor: if the directory is moved meanwhile, the check follows it.
             place = Path(f"/proc/self/fd/{directory.descriptor}").readlink()
             found = fault(place, (*self._private, *also_private))
         except OSError as error:
@@ -75,21 +76,23 @@ class NamedDirectories:
             raise _refused(name, found)
         return directory
 
-    def _listed(self) -> str:
-        return f" ({', '.join(map(str, self.roots))})" if self.roots else "; it has none"
-
 
 def unwritable_notice(directory: Directory, path: str, *, is_confined: bool) -> str:
-    """Return what to say of a directory that programs of a workspace may not write to; empty: they may.
+    """Return the notice for a directory that the workspace's programs cannot write to, or "" if they can.
 
     Args:
-        is_confined: whether they run as we do, but without the rights of root.
+        is_confined: Whether the programs run as our user, but without root's rights.
     """
-    found, user = os.fstat(directory.descriptor), os.geteuid()
+    found = os.fstat(directory.descriptor)
+    user = os.geteuid()
     may_write = os.access(f"/proc/self/fd/{directory.descriptor}", os.W_OK | os.X_OK)
     if may_write and is_confined and user == 0:
-        is_ours, is_groups = found.st_uid == user, found.st_gid in os.getgroups()
-        wanted = 0o300 if is_ours else 0o030 if is_groups else 0o003
+        if found.st_uid == user:
+            wanted = 0o300
+        elif found.st_gid in os.getgroups():
+            wanted = 0o030
+        else:
+            wanted = 0o003
         may_write = found.st_mode & wanted == wanted
     if may_write:
         return ""
@@ -121,6 +124,6 @@ def _refused(name: str, reason: str, *, remedy: str = NAME_ANOTHER) -> Workspace
 
 
 def _shown(name: str) -> str:
-    """Return a name as one line of bounded length."""
+    """Return a name as one line of limited length."""
     shown = name if not name_fault(name) else ascii(name)
     return shown if len(shown) <= 300 else f"{shown[:200]}…"

@@ -1,10 +1,11 @@
-"""How many more sessions a node can hold, and which of them end when it can hold no more.
+"""Checks how many more sessions a node can hold, and chooses the sessions to end when it is full.
 
-Every session has a terminal, of which the kernel gives a limited number to the whole machine, and about 12 MB.
+Each session uses a terminal, of which the kernel has a limited number for the whole machine, and about 12 MB.
 
-Holds: no session in which an action is in progress is ended for room. Who holds far more than others of what there is
-too little of ends first, whatever runs in the background; of all others one with background jobs only if none rests.
-Does not: promise room: sessions that work are never ended, and other programs use terminals and memory, too.
+Holds: a session with an action in progress is never ended to make room. A session that uses far more of the scarce
+resource than others ends first, even with background jobs. Of the others, idle sessions end before those with
+background jobs.
+Does not: guarantee room: busy sessions are never ended, and other programs use terminals and memory, too.
 """
 
 from __future__ import annotations
@@ -26,38 +27,40 @@ from tool_worker.workspace.resource_usage import descendants, workspace_usage
 
 SPARE_TERMINALS = 0.1
 SPARE_MEMORY = 0.1
-"""Shares that are kept free, so that what is about to start does not fail."""
+"""Shares that are kept free, so that the next start does not fail."""
 
 ENDED_SHARE = 16
 """One in this many sessions ends when there is no room, so that the next starts find some."""
 GREEDY_FACTOR = 4
-"""A session is greedy if it holds more than this multiple of what most hold, and more than most programs need."""
+"""A session is greedy if it holds more than this multiple of the median, and more than `ORDINARY`."""
 ASKED_LIMIT = 256
 END_LIMIT_SECONDS = 3.0
 
 
 class NodeCapacity:
-    """What is left of the machine's terminals, memory and inotify instances.
+    """The free terminals, memory and inotify instances of the machine.
 
     Args:
-        proc: Where the kernel's process file system is mounted.
+        proc: Mount point of the kernel's process file system.
     """
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
 
     def is_short(self) -> bool:
-        """Whether there is too little of anything; see `shortage`."""
+        """Whether any resource is scarce; see `shortage`."""
         return self.shortage() is not None
 
     def shortage(self) -> Callable[[HostFolder], int] | None:
-        """Return how to measure a session's share of the scarce resource; None if nothing is scarce.
+        """Return a function that measures a session's use of the scarce resource; None if nothing is scarce.
 
-        Less than a tenth of the terminals or of the memory, or no inotify instance. What cannot be read is not short.
+        Scarce means: less than a tenth of the terminals or of the memory is free, or no inotify instance. A resource
+        that cannot be read counts as free.
         """
         with suppress(OSError, ValueError, KeyError):
-            terminals = {name: self._number(f"sys/kernel/pty/{name}") for name in ("nr", "max", "reserve")}
-            # The reserve is for terminals outside of any container or sandbox.
+            folder = self._proc / "sys/kernel/pty"
+            terminals = {name: int((folder / name).read_text()) for name in ("nr", "max", "reserve")}
+            # The reserve is only for terminals outside of containers and sandboxes.
             if terminals["nr"] >= (1 - SPARE_TERMINALS) * (terminals["max"] - terminals["reserve"]):
                 return _terminals
         with suppress(OSError, ValueError, KeyError):
@@ -67,33 +70,30 @@ class NodeCapacity:
                 return _memory
         return None if _is_inotify_left() else _watchers
 
-    def _number(self, name: str) -> int:
-        return int((self._proc / name).read_text())
-
 
 async def free_capacity(folders: Iterable[HostFolder], held: Callable[[HostFolder], int]) -> int:
-    """End a sixteenth of the living sessions, at least one: the greedy first, then those used least recently.
+    """End a sixteenth of the live sessions, at least one: greedy ones first, then the least recently used.
 
     Args:
-        held: how much of the scarce resource one holds, see `NodeCapacity.shortage`.
+        held: Returns a session's use of the scarce resource, see `NodeCapacity.shortage`.
 
     Returns:
-        How many have ended; fewer if the others are at work.
+        How many sessions ended; fewer if the others are busy.
     """
     living = sorted((folder for folder in folders if folder.is_alive), key=HostFolder.last_used)
     greedy = await asyncio.to_thread(_greedy, living, held)
-    wanted = len(living) // ENDED_SHARE + 1
+    needed = len(living) // ENDED_SHARE + 1
     ended = 0
-    for asked, may_kill in ((greedy, True), (living, False), (living, True)):
-        for folder in asked[:ASKED_LIMIT]:
-            if ended >= wanted:
+    for candidates, may_kill in ((greedy, True), (living, False), (living, True)):
+        for folder in candidates[:ASKED_LIMIT]:
+            if ended >= needed:
                 return ended
             ended += folder.is_alive and await retire(folder, may_kill=may_kill)
     return ended
 
 
 def _greedy(living: list[HostFolder], held: Callable[[HostFolder], int]) -> list[HostFolder]:
-    """Return the sessions that hold far more than most, the largest consumer first."""
+    """Return the sessions that use far more than the median, the largest consumer first."""
     amounts = {folder: held(folder) for folder in living}
     most = max(GREEDY_FACTOR * statistics.median_low(amounts.values()), ORDINARY[held]) if amounts else 0
     return sorted((folder for folder in living if amounts[folder] > most), key=lambda folder: -amounts[folder])
@@ -108,7 +108,7 @@ def _watchers(folder: HostFolder) -> int:
 
 
 def _memory(folder: HostFolder) -> int:
-    """Return the memory of all programs, as far as it is in no file on a disk."""
+    """Return the memory of a session's programs that is not backed by a file on disk."""
     pages = 0
     for pid in descendants(folder.main_pid() or 0):
         with suppress(OSError, ValueError, IndexError):
@@ -118,7 +118,7 @@ def _memory(folder: HostFolder) -> int:
 
 
 ORDINARY: dict[Callable[[HostFolder], int], int] = {_terminals: 8, _watchers: 8, _memory: 256 * 2**20}
-"""What any session may hold without being greedy."""
+"""Amounts that a session may hold without being greedy."""
 
 
 def _is_inotify_left() -> bool:
@@ -131,7 +131,7 @@ def _is_inotify_left() -> bool:
 
 
 async def retire(folder: HostFolder, *, may_kill: bool) -> bool:
-    """End one session if it is not at work; a host that ended or hangs meanwhile is left as it is."""
+    """End one session if it is idle; return whether it ended. A host that hangs or has ended is not touched."""
     try:
         connection = await HostConnection.attach(folder.conversation_id, folder.connect())
     except (OSError, WorkspaceUnavailable):

@@ -1,11 +1,11 @@
-"""Which directory a node's name stands for.
+"""Ties a node's name to one directory.
 
-A conversation's actions go to its node by name. Two directories under one name would be two workspaces of one
-conversation, each with half of the work.
+A conversation's actions go to its node by name. Two directories under one name would give a conversation two
+workspaces, each with half of the work.
 
-Holds: a directory keeps the identity that the first worker gave it; a worker does not begin while its node's name is
+Holds: a directory keeps the identity that its first worker gave it. A worker does not start while its node's name is
 served from another directory.
-Does not: notice workers of one name that start at the same moment; the next one that starts does.
+Does not: notice workers of one name that start at the same moment; the next worker that starts does.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ PATIENCE_SECONDS = 3 * HEARTBEAT_TTL_SECONDS
 
 
 def identity_of(node_dir: Path) -> str:
-    """Return the identity of a node's directory, which it gets if it has none; empty if it cannot be written."""
+    """Return the identity of a node's directory, creating it if missing; "" if it cannot be written."""
     kept = node_dir / FOLDER / "identity"
     try:
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         mine = kept.with_name(new_key())
         mine.write_text(mine.name)
         with contextlib.suppress(FileExistsError):
-            os.link(mine, kept)  # whole, or somebody else's
+            os.link(mine, kept)  # atomic: a whole file, or another worker's
         mine.unlink()
         return kept.read_text()
     except OSError:
-        return ""  # whatever needs the directory will say so
+        return ""  # later uses of the directory report the error
 
 
 async def only_here(store: Store, node: str, identity: str) -> None:
-    """Make sure that no other worker serves this node from another directory; wait for one that may be dead.
+    """Check that no other worker serves this node from another directory; wait for one that may be dead.
 
     Raises:
-        UsageError: somebody does.
+        UsageError: Another worker does.
     """
     waited = 0.0
     while other := serves_elsewhere(await members(store), node, identity):
@@ -58,7 +58,7 @@ async def only_here(store: Store, node: str, identity: str) -> None:
 
 
 def serves_elsewhere(found: Sequence[Member], node: str, identity: str) -> Member | None:
-    """Return a live worker that serves a node from a directory of another identity; None if there is none."""
+    """Return a live worker that serves the node from a directory with another identity; None if there is none."""
     for member in found:
         theirs = member.about.get("directory", "")
         is_double = member.about.get("node") == node and theirs and identity and theirs != identity

@@ -1,6 +1,6 @@
-"""A workspace as a tool uses it: its requests find the host again if the connection or the host was lost.
+"""A workspace as a tool uses it: its requests reconnect if the connection or the host was lost.
 
-Holds: an action that is asked for again does not run again unless it may be repeated; the host's journal knows of it.
+Holds: a repeated request does not run its action again unless it may be repeated; the host's journal prevents it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ OPEN_ATTEMPTS = 3
 
 
 class OpenWorkspace:
-    """A workspace that was opened.
+    """An opened workspace.
 
     Args:
-        reopen: Opens it again and returns the new connection.
+        reopen: Opens the workspace again and returns the new connection.
 
     Attributes:
-        is_confined: whether a sandbox keeps its programs from the machine.
+        is_confined: Whether a sandbox isolates its programs from the machine.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class OpenWorkspace:
     ) -> HostResult:
         """Run an action; see `HostConnection.run`.
 
-        Idempotent: an action id is run once in the life of the workspace, `may_repeat` apart. If the host dies while
-        it runs, a new one is started and says that the outcome is unknown.
+        Idempotent: an action id runs once in the lifetime of the workspace, unless `may_repeat`. If the host dies
+        during the action, a new host is started and reports the outcome as unknown.
         """
         for _ in range(OPEN_ATTEMPTS - 1):
             try:
@@ -61,11 +61,11 @@ class OpenWorkspace:
         return await self.connection.run(action_id, tool, arguments, may_repeat=may_repeat, fingerprint=fingerprint)
 
     async def status(self, action_id: int, *, fingerprint: str = "") -> ActionStatus:
-        """Ask what is known of an action; see `HostConnection.status`."""
+        """Return what the host knows of an action; see `HostConnection.status`."""
         return await self.connection.status(action_id, fingerprint=fingerprint)
 
     async def newest(self) -> tuple[int, str] | None:
-        """Ask for the highest number under which an action was ever begun, and its fingerprint; None: none was."""
+        """Return the highest action id that ever started here, with its fingerprint; None if none did."""
         return (await self.connection.ping()).newest
 
     async def interrupt(self, action_id: int | None) -> bool:

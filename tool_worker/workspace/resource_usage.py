@@ -1,9 +1,9 @@
-"""What the programs of a workspace hold that no file shows: deleted files, terminals, watchers of files.
+"""Measures resources of a workspace's programs that no file shows: deleted files, terminals, inotify instances.
 
-Holds: each deleted file and each terminal counts once, however many programs have it open; looking is by way of /proc,
-from outside, where no program can close itself to us.
-Does not: see descriptors that are under way between two programs, mappings of deleted files if we are not root, or
-anything where the workspace's processes are in another pid namespace's /proc, as those of containers are.
+Holds: each deleted file and each terminal counts once, however many programs have it open. The measurement reads /proc
+from outside, where programs cannot hide.
+Does not: see descriptors in transit between two programs, mappings of deleted files unless we are root, or processes
+in another pid namespace's /proc, such as those of containers.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _SLAVE_MAJORS = range(136, 144)
 _UNLINKED, _TERMINAL, _INOTIFY, _DESCRIPTORS = "unlinked_bytes", "terminals", "watchers", "descriptors"
 
 _Things = dict[tuple[str, Hashable], int]
-"""How much of what; by what it is, and which one."""
+"""Amounts by resource and by its identity."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceUsage:
-    """An amount of each; as a bound, and of what is held.
+    """An amount of each resource, used as a limit or as a measurement.
 
     Attributes:
-        unlinked_bytes: that deleted files which are still open take on the disks of the workspace and of its home.
-        terminals: pseudo-terminals.
-        watchers: inotify instances, of which a user has 128 on many machines.
-        descriptors: of open files. Beyond the bound they are counted, and not looked at.
+        unlinked_bytes: Disk space of deleted files that are still open, on the disks of the workspace and of its home.
+        terminals: Pseudo-terminals.
+        watchers: Inotify instances, of which a user has 128 on many machines.
+        descriptors: Open file descriptors. Beyond the limit they are counted but not inspected.
     """
 
     unlinked_bytes: int = 0
@@ -45,7 +45,7 @@ class ResourceUsage:
 
 
 class ProgramUsage:
-    """A process and what it holds. Its number and its start together name it for ever."""
+    """A process and its resources. Its process id and its start tick together identify it uniquely."""
 
     def __init__(self, pid: int, start_tick: int, things: _Things) -> None:
         self.pid = pid
@@ -57,7 +57,7 @@ class ProgramUsage:
 
 
 class WorkspaceUsage:
-    """What all programs of a workspace hold, the host itself not among them."""
+    """The resources of all programs of a workspace, excluding the host itself."""
 
     def __init__(self, holders: list[ProgramUsage]) -> None:
         self._holders = holders
@@ -70,18 +70,18 @@ class WorkspaceUsage:
 
     @property
     def total(self) -> ResourceUsage:
-        """The sum."""
+        """The sum over all programs."""
         return ResourceUsage(**{what: self._amounts[what] for what in (_UNLINKED, _TERMINAL, _INOTIFY, _DESCRIPTORS)})
 
     def largest_consumer(self, bound: ResourceUsage) -> ProgramUsage | None:
-        """Return the largest holder of the resource that is over its limit; None if none is, or nobody holds it."""
+        """Return the largest consumer of a resource that is over its limit; None if no resource is."""
         for what in (_DESCRIPTORS, _UNLINKED, _TERMINAL, _INOTIFY):
             if self._amounts[what] > getattr(bound, what):
                 return max(self._holders, key=lambda holder: holder.amounts[what], default=None)
         return None
 
     def drop(self, holder: ProgramUsage) -> None:
-        """Count without a holder that is being ended."""
+        """Remove a program that is being killed from the sum."""
         self._holders.remove(holder)
         for thing, amount in holder.things.items():
             self._counts[thing] -= 1
@@ -91,10 +91,10 @@ class WorkspaceUsage:
 def workspace_usage(
     main_pid: int, directories: Iterable[Path], descriptors_limit: int = DESCRIPTORS_LIMIT
 ) -> WorkspaceUsage:
-    """Look at all processes below a host.
+    """Measure all processes below a host.
 
     Args:
-        directories: deleted files count that are on the disk of one of them.
+        directories: Deleted files count only on the disks of these directories.
     """
     devices = set()
     for directory in directories:
@@ -102,8 +102,8 @@ def workspace_usage(
             devices.add(directory.stat().st_dev)
     holders, left = [], descriptors_limit
     for pid in descendants(main_pid):
-        with suppress(OSError):  # it has ended
-            names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208  (a path for each would cost more than the look)
+        with suppress(OSError):  # the process has ended
+            names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208  (a path object per file would cost more than the check)
             left -= len(names)
             things: _Things = {(_DESCRIPTORS, pid): len(names)}
             for name in names if left >= 0 else ():
@@ -115,7 +115,7 @@ def workspace_usage(
 
 
 def descendants(main_pid: int) -> Iterator[int]:
-    """Yield the processes below one; a child is listed with the thread that started it."""
+    """Yield the process ids below a process. The kernel lists a child with the thread that started it."""
     waiting = [main_pid]
     while waiting:
         parent = waiting.pop()
@@ -128,17 +128,17 @@ def descendants(main_pid: int) -> Iterator[int]:
 
 
 def start_tick(pid: int) -> int:
-    """Return when a process started, in the kernel's ticks.
+    """Return the start time of a process, in kernel ticks.
 
     Raises:
-        OSError: it has ended.
+        OSError: The process has ended.
     """
     return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
 
 
 def _thing(pid: int, name: str, devices: set[int]) -> _Things:
     path = f"/proc/{pid}/fd/{name}"
-    target = os.readlink(path)  # noqa: PTH115  (a path object for each would cost more than the look)
+    target = os.readlink(path)  # noqa: PTH115  (a path object per file would cost more than the check)
     if target == _WATCHER:
         return {(_INOTIFY, (pid, name)): 1}
     if target in _MASTERS:
@@ -159,9 +159,9 @@ def _by_status(found: os.stat_result, devices: set[int]) -> _Things:
 
 
 def _mapped(pid: int, devices: set[int]) -> _Things:
-    """Return the deleted files that a process has mapped; only root may look behind a mapping."""
+    """Return the deleted files that a process has mapped; only root can inspect mappings."""
     things: _Things = {}
-    # Not by `splitlines`: the kernel writes a line feed in a name as something else, but no other end of a line.
+    # Not by `splitlines`: in a name, the kernel escapes a line feed, but no other line separator.
     for line in Path(f"/proc/{pid}/maps").read_bytes().split(b"\n"):
         if line.endswith(_DELETED.encode()):
             first, last = (int(part, 16) for part in line.split(maxsplit=1)[0].split(b"-"))

@@ -1,10 +1,10 @@
 """The workspaces of one node: each is a directory and the host process that works in it.
 
 Holds:
-    - One host per conversation, however many tool workers of the node ask for it at once.
-    - A workspace keeps its directory, sandbox and network for life. A directory that is gone is an error; it is
-      never replaced by an empty one silently. If another directory is put in its place while it is opened, the host
-      notices and ends before anything else runs.
+    - A conversation has one host, even if several tool workers of the node open it at once.
+    - A workspace keeps its directory, sandbox and network for life. A missing directory is an error; it is never
+      silently replaced by an empty one. If the directory is swapped while it is opened, the host notices and ends
+      before any command runs.
 Does not: delete directories or journals; `close` ends processes only.
 """
 
@@ -27,7 +27,6 @@ from tool_worker.workspace.bindings import Bindings
 from tool_worker.workspace.files.openat2_paths import Directory
 from tool_worker.workspace.launch.binding import MOUNT_AT, Binding
 from tool_worker.workspace.launch.egress_gate import EgressGate
-from tool_worker.workspace.launch.git_identity import GitIdentity
 from tool_worker.workspace.launch.host_connection import HostConnection
 from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.launch.host_launch import (
@@ -39,7 +38,7 @@ from tool_worker.workspace.launch.host_launch import (
     start_host,
     wait_until_dead,
 )
-from tool_worker.workspace.launch.host_plan import HostPlans
+from tool_worker.workspace.launch.host_plan import GitIdentity, HostPlans
 from tool_worker.workspace.launch.session_programs import SessionPrograms
 from tool_worker.workspace.launch.verified_sandboxes import VerifiedSandboxes
 from tool_worker.workspace.named_directories import NamedDirectories, unwritable_notice
@@ -65,7 +64,7 @@ class WorkspaceState:
 
 @dataclass(slots=True)
 class _Attached:
-    """What this worker has of a workspace: one at a time opens or closes it."""
+    """This worker's connection to a workspace, and the lock for opening and closing it."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     connection: HostConnection | None = None
@@ -78,20 +77,20 @@ class Workspaces:
 
     Args:
         root: Directory of the node's workspaces. Tool workers of one node share it.
-        sandbox: What the node demands: `auto` (the best that works here), `bwrap`, `docker`, or `none`. A conversation
-            may ask for something weaker only if this is `none`.
-        ttl_seconds: How long a host lives on when nobody is attached and no action runs.
-        idle_seconds: How long it lives on when nothing at all runs in it, background jobs included.
-        no_change_timeout_seconds: After how much silence a command is answered.
-        environment: Variables for every shell, over those that the sandbox sets.
-        search_path: `PATH` of shells without a sandbox; None: the system's.
-        programs: The session programs of every workspace, and what their sandbox has to show them.
-        limits: Bounds for every shell and what it starts.
-        gate: What of the network workspaces may be given.
-        containers: What they may be, for the sandbox `docker`.
-        capacity: What is left of the machine. When it is short, sessions end before another starts.
+        sandbox: The sandbox that the node demands: `auto` (the best that works here), `bwrap`, `docker`, or `none`. A
+            conversation may ask for a weaker one only if this is `none`.
+        ttl_seconds: How long a host lives while no worker is attached and no action runs.
+        idle_seconds: How long a host lives while nothing runs in it, background jobs included.
+        no_change_timeout_seconds: A command is answered after this long without output.
+        environment: Variables of every shell; they override those of the sandbox.
+        search_path: `PATH` of shells without a sandbox; None for the system's.
+        programs: The session programs of every workspace, and the paths that their sandbox must show.
+        limits: Limits of every shell and its programs.
+        gate: The network access that workspaces may get.
+        containers: Settings of the `docker` sandbox.
+        capacity: Free resources of the machine. If they are scarce, sessions end before another one starts.
         named: The directories that conversations may name.
-        git_identity: As whom git commits where nothing says otherwise.
+        git_identity: Git's author where no other one is configured.
     """
 
     def __init__(
@@ -145,21 +144,21 @@ class Workspaces:
         *,
         tenant: Callable[[], Awaitable[str]] | None = None,
     ) -> OpenWorkspace:
-        """Return the workspace with a host that answers, started if need be.
+        """Open a workspace; starts its host if none answers.
 
         Args:
-            spec: What it has to be. Its image counts the first time only, its source is for `WorkspaceOpener`. None:
-                what it was before, or the default the first time.
-            tenant: Says whose the conversation is; asked the first time only, of one that names a directory.
+            spec: Requirements of the conversation. The image is used only the first time; the source is for
+                `WorkspaceOpener`. None for an existing workspace as it is, or for the defaults the first time.
+            tenant: Returns the tenant of the conversation; called only the first time, and only for a named directory.
 
         Raises:
-            WorkspaceLost: the directory is not there.
-            WorkspaceRefused: the directory may not be a workspace.
-            WorkspaceConflict: it was first opened by another specification.
-            SandboxError: the sandbox is too weak for the node, does not work here or does not hold.
-            EgressRefused: it asks for more of the network than the node gives.
-            WorkspaceUnavailable: no host could be started, or `aclose` was called; retryable.
-            UsageError: the conversation id cannot be used.
+            WorkspaceLost: The directory does not exist.
+            WorkspaceRefused: The directory may not be a workspace.
+            WorkspaceConflict: The workspace was first opened with another specification.
+            SandboxError: The sandbox is too weak for the node, does not work here, or fails its self-test.
+            EgressRefused: The specification asks for more network access than the node allows.
+            WorkspaceUnavailable: No host could be started, or `aclose` was called; retryable.
+            UsageError: The conversation id is invalid.
         """
         attached = self._attached.setdefault(check_conversation_id(conversation_id), _Attached())
         async with attached.turn:
@@ -178,10 +177,14 @@ class Workspaces:
                     with directory:
                         attached.notice = self._notice(folder, attached.binding, directory)
                         attached.connection = await self._attach(folder, attached.binding, directory)
-            binding, connection = attached.binding, attached.connection
+            binding = attached.binding
+            connection = attached.connection
             assert binding is not None
             if binding.allow:
-                await self._ensure_proxy(HostFolder(self._root, conversation_id), binding, connection)
+                folder = HostFolder(self._root, conversation_id)
+                proxy = await self._gate.ensure_proxy(folder, binding.allow, connection)
+                if proxy is not None:
+                    self._started.add(proxy)
             return OpenWorkspace(
                 conversation_id,
                 connection,
@@ -190,7 +193,7 @@ class Workspaces:
             )
 
     def take_notice(self, conversation_id: str) -> str:
-        """Return what the model has to know of a workspace that was attached to, once; empty: nothing."""
+        """Return the notice for the model about an attached workspace and clear it; "" if there is none."""
         attached = self._attached.setdefault(conversation_id, _Attached())
         notice, attached.notice = attached.notice, ""
         return notice
@@ -202,26 +205,27 @@ class Workspaces:
         return unwritable_notice(directory, binding.path, is_confined=can.confines_programs)
 
     async def demanded_sandbox(self) -> Sandbox:
-        """Return the sandbox of conversations that ask for none in particular, tried out before. Idempotent.
+        """Return the sandbox of conversations that name none, after its self-test. Idempotent.
 
         Raises:
-            SandboxError: it does not work here or does not hold; opening a workspace would fail for the same reason.
+            SandboxError: It does not work here or fails its self-test; opening a workspace would fail for the same
+                reason.
         """
         return await self._sandboxes.get(AUTO)
 
     async def interrupt(self, conversation_id: str, action_id: int | None) -> bool:
-        """Stop an action, or with None whatever runs in the shell; return whether anything ran. Starts no host.
+        """Stop an action, or the shell's current command if None; return whether anything ran. Starts no host.
 
         Raises:
-            OSError, HostLost: the host does not answer.
+            OSError, HostLost: The host does not answer.
         """
         return await interrupt_host(HostFolder(self._root, check_conversation_id(conversation_id)), action_id)
 
     async def close(self, conversation_id: str) -> None:
-        """End the host and all processes of the workspace; when this returns none of them is left. Idempotent.
+        """End the host and all processes of the workspace; on return, none of them is left. Idempotent.
 
         Raises:
-            WorkspaceUnavailable: the kernel keeps a process that was killed; retryable.
+            WorkspaceUnavailable: A killed process has not ended yet; retryable.
         """
         folder = HostFolder(self._root, check_conversation_id(conversation_id))
         attached = self._attached.setdefault(conversation_id, _Attached())
@@ -231,18 +235,18 @@ class Workspaces:
                     binding = folder.read_binding()
                     if binding is not None:
                         await end_host(folder, self._sandboxes.known(binding.sandbox), binding.host_id)
-            # Only now: the host has used it to answer those who wait for an action.
+            # Last: the host uses the connection to answer pending actions.
             if attached.connection is not None:
                 await attached.connection.detach()
                 attached.connection = None
         await self._reap()
 
     def list(self) -> tuple[WorkspaceState, ...]:
-        """Return the workspaces that were ever opened on this node, by conversation id."""
+        """Return all workspaces that were ever opened on this node, sorted by conversation id."""
         return tuple(self._states())
 
     async def detach_idle(self, idle_seconds: float = DETACH_SECONDS) -> None:
-        """Detach from hosts that have not been asked for so long; from then on their time to live runs."""
+        """Detach from hosts that were idle for this long; a host's time to live starts when it is detached."""
         await self._reap()
         now = asyncio.get_running_loop().time()
         for attached in list(self._attached.values()):
@@ -254,7 +258,7 @@ class Workspaces:
                 await connection.detach()
 
     async def aclose(self) -> None:
-        """Detach from all hosts, which live on, and open none any more. Idempotent."""
+        """Detach from all hosts, which keep running, and refuse further opens. Idempotent."""
         self._is_closed = True
         for attached in self._attached.values():
             if attached.connection is not None:
@@ -271,18 +275,13 @@ class Workspaces:
             if binding is not None:
                 yield WorkspaceState(entry.name, binding.path, binding.sandbox, folder.is_alive)
 
-    async def _ensure_proxy(self, folder: HostFolder, binding: Binding, connection: HostConnection) -> None:
-        proxy = await self._gate.ensure_proxy(folder, binding.allow, connection)
-        if proxy is not None:
-            self._started.add(proxy)
-
     async def _reopen(self, conversation_id: str) -> HostConnection:
         return (await self.open(conversation_id)).connection
 
     async def _bind(
         self, folder: HostFolder, spec: WorkspaceSpec | None, tenant: Callable[[], Awaitable[str]] | None
     ) -> tuple[Binding, Directory]:
-        """Return the binding of a workspace, made the first time, checked every other, and its directory, opened."""
+        """Return the binding of a workspace, created if new and checked otherwise, and its opened directory."""
         binding = folder.read_binding()
         is_bound = binding is not None
         if binding is None:
@@ -306,8 +305,8 @@ class Workspaces:
         directory = str(folder.workspace if spec.path is None else PurePosixPath(spec.path))
         return Binding(
             path=directory,
-            # Our own directories have the same path on every node, so that a conversation can move to another. A
-            # user's stays where it is: virtual environments and build trees contain its path.
+            # Our own directories have the same path on every node, so that a conversation can move to another node. A
+            # user's directory keeps its path: virtual environments and build trees contain it.
             mount_at=MOUNT_AT if spec.path is None and is_confined else directory,
             sandbox=chosen.name,
             has_network=spec.network,
@@ -317,7 +316,7 @@ class Workspaces:
         )
 
     async def _attach(self, folder: HostFolder, binding: Binding, directory: Directory) -> HostConnection:
-        """Connect to the living host, or start one; the caller holds `folder.opening()`."""
+        """Connect to the live host, or start one; the caller holds `folder.opening()`."""
         failure: Exception | None = None
         for _ in range(OPEN_ATTEMPTS):
             alive_fd = folder.take_alive_lock()
@@ -330,16 +329,17 @@ class Workspaces:
                     async with bounding(partial(self._bound, folder, binding)):
                         return await self._connect(folder, binding)
             except (OSError, HostLost) as error:
-                # A host that is ending still holds its lock but takes no connection any more.
+                # A host that is ending still holds its lock but accepts no connections.
                 failure = error
                 if not await wait_until_dead(folder, ENDING_LIMIT_SECONDS):
                     break
-        (await _opened(partial(self._bindings.open, folder, binding))).close()  # if this fails, it says more
+        # if this fails, its error is more specific
+        (await _opened(partial(self._bindings.open, folder, binding))).close()
         text = f"The host of {folder.conversation_id} cannot be reached: {failure} {folder.log_tail()}"
         raise WorkspaceUnavailable(text.strip()) from failure
 
     async def _connect(self, folder: HostFolder, binding: Binding) -> HostConnection:
-        """Connect to a host, and bound what it will ever start, if nobody has got to that yet."""
+        """Connect to a host, and put it into its control group if that is not done yet."""
         connection = await HostConnection.attach(folder.conversation_id, folder.connect())
         try:
             await asyncio.to_thread(self._bound, folder, binding)
@@ -353,7 +353,7 @@ class Workspaces:
             bound_host(folder, self._groups, binding.host_id, self._limits)
 
     async def _start(self, folder: HostFolder, binding: Binding, directory: Directory, alive_fd: int) -> None:
-        """Start a host, which takes the lock over, and give up our own hold of it."""
+        """Start a host and pass it the lock; closes our descriptor of the lock."""
         try:
             await self._reap()
             sandbox = await self._sandboxes.get(binding.sandbox)
@@ -376,7 +376,8 @@ class Workspaces:
 
     async def _reap(self) -> None:
         left = {pid for pid in self._started if not reap(pid)}
-        have_ended, self._started = left != self._started, left
+        have_ended = left != self._started
+        self._started = left
         if have_ended and self._groups is not None:
             await asyncio.to_thread(self._groups.drop_empty)
 
@@ -386,7 +387,7 @@ async def _opened(open_directory: Callable[[], Directory]) -> Directory:
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
-        # The thread cannot be called back; what it opens is closed as soon as it has it.
+        # The thread cannot be cancelled, so its directory is closed once it is open.
         opening.add_done_callback(_close)
         raise
 

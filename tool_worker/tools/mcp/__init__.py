@@ -1,4 +1,4 @@
-"""MCP servers: how they are configured, started and called, and how their tools are offered.
+"""MCP servers: their configuration, start and calls, and the offering of their tools.
 
 Start with: servers.
 """

@@ -1,10 +1,10 @@
-"""Which MCP servers a tool worker offers the tools of: the widespread `mcpServers` file, checked.
+"""The MCP servers of a tool worker: parses and validates the common `mcpServers` file.
 
     {"mcpServers": {
         "issues": {"url": "https://mcp.example.com/mcp", "headers": {"Authorization": "Bearer ${ISSUES_TOKEN}"}},
         "time": {"command": "mcp-server-time", "args": ["--local-timezone", "UTC"]}}}
 
-Holds: a server gets the secrets that its own entry names and no others; none of them is in a message of ours.
+Holds: a server gets only the secrets that its own entry names; none of them is in a message of ours.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ class McpServerSpec(BaseModel):
 
     Attributes:
         command: A program that speaks MCP on its standard input and output; it runs in a separate sandbox.
-        args, env: What it is started with; nothing of the tool worker's environment gets to it by itself.
+        args, env: Its arguments and its environment; it inherits nothing of the tool worker's environment.
         read_only: Further paths of this machine that it may read.
         network: Whether it may reach the network.
-        allow: The hosts that it may reach without it, as in `broker.contract.allowed_hosts`.
-        url: A server that is reached by HTTP, with these headers.
-        type: Of HTTP: `http` (streamable) or `sse` (the older way).
+        allow: Hosts that it may reach without `network`, as in `broker.contract.allowed_hosts`.
+        url, headers: A server reached by HTTP, and the headers of its requests.
+        type: Transport of HTTP: `http` (streamable) or `sse` (the older one).
         timeout: Seconds for one call.
-        tools: Which of its tools are offered: names or patterns.
-        pool: The tool workers that may call it; empty: those that hold the conversation's workspace.
-        secrets: What must be in no text of a conversation: what stands here, its headers, and what variables of the
-            environment gave it.
+        tools: Names or patterns of its tools to offer.
+        pool: Pool of the tool workers that may call it; empty for the worker that holds the conversation's workspace.
+        secrets: Texts to mask in every conversation: its headers, and all values from environment variables.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -67,10 +66,10 @@ class McpServerSpec(BaseModel):
 
 
 def read_servers(path: Path, environment: Mapping[str, str]) -> tuple[McpServerSpec, ...]:
-    """Read the file; `${NAME}` in a text stands for a variable of the environment.
+    """Read the file; `${NAME}` in a text is replaced by the environment variable.
 
     Raises:
-        UsageError: it cannot be read or used; names the entry and never a value.
+        UsageError: The file cannot be read or used; the text names the entry and never a value.
     """
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))["mcpServers"].items()
@@ -94,17 +93,20 @@ def _server(name: str, entry: object, environment: Mapping[str, str]) -> McpServ
     except (ValidationError, TypeError) as error:
         first = error.errors(include_input=False)[0] if isinstance(error, ValidationError) else None
         why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else "it is not an object"
-        # `from None`: the original's text may show values.
+        # `from None`: the original's text may contain values.
         raise UsageError(f"The MCP server {name!r} cannot be used: {why}.", remedy="Change its entry.") from None
 
 
 def _filled(value: object, environment: Mapping[str, str]) -> tuple[dict[str, object], list[str]]:
-    """Return an entry with the variables that it names filled in, and what of it is secret."""
+    """Return an entry with its environment variables replaced, and its secret texts."""
     secrets: list[str] = []
 
     def variable(found: re.Match[str]) -> str:
-        secrets.append(_variable(found[1], environment))
-        return secrets[-1]
+        name = found[1]
+        if name not in environment:
+            raise UsageError(f"An MCP server needs the variable {name}, which is not set.", remedy=f"Set {name}.")
+        secrets.append(environment[name])
+        return environment[name]
 
     def fill(part: object) -> object:
         if isinstance(part, str):
@@ -122,9 +124,3 @@ def _filled(value: object, environment: Mapping[str, str]) -> tuple[dict[str, ob
     for text in headers.values() if isinstance(headers, dict) else ():
         secrets += [str(text), str(text).rpartition(" ")[2]]
     return filled, secrets
-
-
-def _variable(name: str, environment: Mapping[str, str]) -> str:
-    if name not in environment:
-        raise UsageError(f"An MCP server needs the variable {name}, which is not set.", remedy=f"Set {name}.")
-    return environment[name]

@@ -1,7 +1,7 @@
-"""One connection to an MCP server, from the greeting to its end.
+"""One connection to an MCP server, from the handshake to its end.
 
-Holds: a session in a separate task, because the SDK requires that the task that begins a session also ends it; whether
-the tools may have changed since they were listed is known, also if the server has no way to announce it.
+Holds: each session has a separate task, because the SDK requires that one task both starts and ends a session. The
+connection knows whether its list of tools may be outdated, even if the server cannot announce changes.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 CONNECT_LIMIT_SECONDS = 30.0
 TRUSTED_SECONDS = 1.0
-"""How long after a call its connection is taken for alive, and a list of tools for the present one."""
+"""For this long after a call, its connection counts as alive; for this long, a list of tools counts as current."""
 MAX_TOOL_PAGES = 20
 MAX_TOOL_CHARS = 2**16
-"""Of one tool in JSON; a longer one could not be offered, see `ToolOffer`."""
+"""Limit of one tool's JSON; a longer tool could not be offered, see `ToolOffer`."""
 MAX_LIST_CHARS = 2**22
-"""Of the tools of a server together; of a longer list the first are taken."""
+"""Limit of all tools of a server together; further tools are ignored."""
 SHOWN_CHARS = 500
-"""Of a server's own error text."""
+"""Limit of a server's error text in our messages."""
 
 _NOT_OFFERED = ("title", "execution", "output_schema", "icons", "meta")
 
@@ -53,10 +53,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How the program of a server is started: the command line, its environment, and where its messages go.
+    """How to start a server's program: the command line, its environment, and its log file.
 
     Attributes:
-        proxy_for: is open while the program runs.
+        proxy_for: Context that is active while the program runs.
     """
 
     command: Sequence[str]
@@ -66,10 +66,10 @@ class Launch:
 
 
 class Announcements:
-    """Whether a server has other tools than it has listed, as far as it says so.
+    """Whether a server has announced a change of its tools.
 
     Args:
-        changed: The event of those who wait for other tools; set with every announcement.
+        changed: Set with every announcement.
     """
 
     def __init__(self, changed: asyncio.Event) -> None:
@@ -78,24 +78,24 @@ class Announcements:
         self._is_set = False
 
     def is_set(self) -> bool:
-        """Say whether something was announced, or may have been."""
+        """Return whether a change was announced, or an announcement may have been missed."""
         return self._is_set
 
     def set(self) -> None:
-        """Note an announcement, or that one may have been missed."""
+        """Record an announcement, or that one may have been missed."""
         self._is_set = True
         self.changed.set()
 
     def clear(self) -> None:
-        """Forget it: the tools are about to be listed."""
+        """Clear the record, just before the tools are listed."""
         self._is_set = False
 
     def is_heard(self) -> bool:
-        """Say whether announcements reach us."""
+        """Return whether announcements reach us."""
         return self.listening is None or self.listening.is_open
 
     async def take(self, message: IncomingMessage) -> None:
-        """Take in what a server says without a question."""
+        """Handle a notification of the server."""
         from mcp.types import ToolListChangedNotification
 
         if isinstance(message, ToolListChangedNotification):
@@ -106,7 +106,7 @@ class Connection:
     """A session with a server.
 
     Attributes:
-        tools: those of its last list.
+        tools: The last list of its tools.
     """
 
     def __init__(
@@ -131,10 +131,10 @@ class Connection:
         *,
         limit_seconds: float = CONNECT_LIMIT_SECONDS,
     ) -> Connection:
-        """Reach a server, and list its tools.
+        """Connect to a server and list its tools.
 
         Raises:
-            ToolFailed: it cannot be reached, or does not answer in time.
+            ToolFailed: The server cannot be reached, or does not answer in time.
         """
         ready: asyncio.Future[_Opened] = asyncio.get_running_loop().create_future()
         end = asyncio.Event()
@@ -143,7 +143,7 @@ class Connection:
             async with asyncio.timeout(limit_seconds):
                 opened = await asyncio.shield(ready)
         except asyncio.CancelledError:
-            task.cancel()  # or its program would be left to nobody
+            task.cancel()  # otherwise its program would never be ended
             raise
         except Exception as error:
             task.cancel()
@@ -157,9 +157,9 @@ class Connection:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Count a call, so that a server that is busy with it is not asked whether it lives."""
+        """Mark the connection as busy for the duration of a call; a busy server is not pinged."""
         self._calls += 1
-        self._last_used = -math.inf  # a call that fails leaves a connection that is not trusted
+        self._last_used = -math.inf  # after a failed call, the connection is not trusted
         try:
             yield
             self._last_used = asyncio.get_running_loop().time()
@@ -167,19 +167,19 @@ class Connection:
             self._calls -= 1
 
     def is_deaf(self) -> bool:
-        """Say whether the server has no way to tell us now that its tools have changed."""
+        """Return whether the server cannot announce changes of its tools now."""
         return not (self._announces and self._announcements.is_heard())
 
     async def list_if_changed(self, name: str) -> None:
-        """List the tools again if they may be others by now.
+        """List the tools again if they may have changed.
 
         Raises:
-            ToolFailed: the server does not say.
+            ToolFailed: The server does not list them.
         """
         is_old = asyncio.get_running_loop().time() - self._listed >= TRUSTED_SECONDS
         if not self._announcements.is_set() and not (is_old and self.is_deaf()):
             return
-        self._announcements.clear()  # before, or an announcement that comes meanwhile would be lost
+        self._announcements.clear()  # first, or an announcement during the listing would be lost
         try:
             async with asyncio.timeout(CONNECT_LIMIT_SECONDS):
                 found = await _all_tools(self.session, name)
@@ -192,7 +192,7 @@ class Connection:
             self._announcements.changed.set()
 
     async def is_alive(self) -> bool:
-        """Say whether the session still answers; one that has rested for a while is asked."""
+        """Return whether the session still answers; pings it if it was not used recently."""
         if self._task.done():
             return False
         if self._calls or asyncio.get_running_loop().time() - self._last_used < TRUSTED_SECONDS:
@@ -200,12 +200,12 @@ class Connection:
         try:
             async with asyncio.timeout(CONNECT_LIMIT_SECONDS):
                 await self.session.send_ping()
-        except Exception:  # noqa: BLE001  (whatever it is, the connection is of no use)
+        except Exception:  # noqa: BLE001  (after any error, the connection is unusable)
             return False
         return True
 
     async def aclose(self) -> None:
-        """End the session, and the program if it was started."""
+        """End the session, and the program if there is one."""
         self._end.set()
         done, _ = await asyncio.wait({self._task}, timeout=CONNECT_LIMIT_SECONDS)
         if not done:
@@ -216,7 +216,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A session that has begun; `announces`: the server says that it tells of changes."""
+    """A started session; `announces` is whether the server announces changes of its tools."""
 
     session: ClientSession
     tools: list[Tool]
@@ -244,11 +244,11 @@ async def _serve(
             opening = ClientSession(incoming, writing, message_handler=announcements.take)
             session = await stack.enter_async_context(opening)
             greeting = await session.initialize()
-            told = greeting.capabilities.tools
-            announces = told is not None and bool(told.list_changed)
+            capability = greeting.capabilities.tools
+            announces = capability is not None and bool(capability.list_changed)
             ready.set_result(_Opened(session, await _all_tools(session, spec.name), announces))
             await end.wait()
-    except Exception as error:  # noqa: BLE001  (the edge of the SDK: it becomes the answer to the caller)
+    except Exception as error:  # noqa: BLE001  (the edge of the SDK: the caller gets the error)
         if not ready.done():
             ready.set_exception(error)
         else:
@@ -270,7 +270,7 @@ async def _all_tools(session: ClientSession, name: str) -> list[Tool]:
                 continue
             chars += size
             if len(found) == MAX_TOOLS or chars > MAX_LIST_CHARS:
-                text = "the MCP server %s has more tools than are taken: %d further tools of a page are left out"
+                text = "the MCP server %s has too many tools: %d further tools of a page are left out"
                 _log.warning(text, name, len(page.tools) - number)
                 return found
             found.append(tool)
@@ -281,8 +281,8 @@ async def _all_tools(session: ClientSession, name: str) -> list[Tool]:
 
 
 def _trimmed(tool: Tool) -> Tool:
-    """Return a tool without what no offer has."""
-    description = (tool.description or "")[: 2 * MAX_DESCRIPTION_CHARS]  # still to be cleaned and cut
+    """Return a tool without the fields that an offer does not use."""
+    description = (tool.description or "")[: 2 * MAX_DESCRIPTION_CHARS]  # cleaned and cut later
     return tool.model_copy(update=dict.fromkeys(_NOT_OFFERED) | {"description": description})
 
 
@@ -290,7 +290,7 @@ def _trimmed(tool: Tool) -> Tool:
 async def _transport(
     spec: McpServerSpec, launch: Callable[[McpServerSpec], Launch], announcements: Announcements
 ) -> AsyncIterator[Any]:
-    """Yield the streams of a server, both ways."""
+    """Yield the two message streams of a server."""
     if spec.command:
         started = launch(spec)
         with started.log.open("w", encoding="utf-8", errors="replace") as log:
@@ -317,14 +317,14 @@ async def _transport(
         announcements.listening = Listening(announcements.set)
         async with (
             StreamableClient(spec.headers, spec.timeout, announcements.listening) as client,
-            # Bounded by the client, as every answer is.
+            # The client limits the size, as of every answer.
             streamable_http_client(spec.url, http_client=client, max_sse_event_size=None) as streams,
         ):
             yield streams
 
 
 def _why(error: BaseException) -> str:
-    """Return what is inside of groups of exceptions."""
+    """Return the text of an error; unwraps exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"[:SHOWN_CHARS]

@@ -1,9 +1,9 @@
 """The HTTP clients for MCP servers.
 
-Holds: an answer, or one event of a stream of events, that is longer than a message may be breaks off its reading; a
-request that fails is the answer to that request, and leaves the connection to the other calls; whether the server's
-announcements reach us is known at every moment.
-Does not: take compressed answers, of which nobody knows how long they are.
+Holds: reading stops at an answer, or an event of an event stream, that exceeds the message limit. A failed request gets
+an error as its answer, and the connection stays open for other calls. The client always knows whether the server's
+announcements reach us.
+Does not: accept compressed answers, because their size is unknown.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from tool_worker.tools.mcp.program import ANSWER_TOO_LONG, MESSAGE_LIMIT_BYTES
 
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 FRAME_BYTES = 1024
-"""What an event may have beside its message: its name and number."""
+"""Size of an event besides its message: its name and number."""
 CONNECT_SECONDS = 30.0
 SILENCE_SECONDS = 300.0
-"""How long the stream of announcements may say nothing; then it is opened again, because it may have broken unseen."""
+"""A stream of announcements that is silent for this long is reopened, because it may be broken unnoticed."""
 NOT_SENT = "the request was not sent"
 LATE_SECONDS = 30.0
-"""How much longer than a call its request may take: the call ends first, and tells the server so."""
+"""Extra time of a request beyond its call, so that the call times out first and notifies the server."""
 
 
 class Listening:
-    """Whether a server's announcements reach us; calls somebody when they may have been missed until now.
+    """Whether a server's announcements reach us.
 
     Args:
-        on_open: called when a stream of announcements begins.
+        on_open: Called when a stream of announcements opens, because announcements may have been missed before.
     """
 
     def __init__(self, on_open: Callable[[], None]) -> None:
@@ -39,12 +39,12 @@ class Listening:
         self._on_open = on_open
 
     def begin(self) -> None:
-        """Note that a stream has begun."""
+        """Record that a stream has opened."""
         self.is_open = True
         self._on_open()
 
     def end(self) -> None:
-        """Note that it has ended."""
+        """Record that the stream has ended."""
         self.is_open = False
 
 
@@ -52,8 +52,8 @@ class StreamableClient(httpx2.AsyncClient):
     """The client for a server by Streamable HTTP.
 
     Args:
-        call_seconds: The limit for a call.
-        listening: Learns about the stream of announcements.
+        call_seconds: The time limit of a call.
+        listening: Tracks the stream of announcements.
     """
 
     def __init__(self, headers: Mapping[str, str], call_seconds: float, listening: Listening) -> None:
@@ -64,7 +64,7 @@ class StreamableClient(httpx2.AsyncClient):
         self._listening = listening
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Send a request; one that fails is answered by an error, because the SDK would give up the connection."""
+        """Send a request. A failed request is answered with an error, because the SDK would drop the connection."""
         is_listening = request.method == "GET"
         if is_listening:
             limits = request.extensions.get("timeout", {})
@@ -82,7 +82,7 @@ class StreamableClient(httpx2.AsyncClient):
             return response
         response.stream = _Answer(stream, response.headers)
         if response.status_code == httpx2.codes.NOT_FOUND and "mcp-session-id" in request.headers:
-            # Of an error in words the SDK would pass the words on: nobody could tell that the session has ended.
+            # The SDK would pass on a JSON error as it is, and the end of the session would go unnoticed.
             response.headers["content-type"] = "text/plain"
         return response
 
@@ -110,20 +110,22 @@ def _is_events(headers: httpx2.Headers) -> bool:
 
 
 def _failed(request: httpx2.Request, error: Exception) -> httpx2.Response:
-    """Return the answer to a request that has none."""
+    """Return an error response for a failed request."""
     from mcp.types import CONNECTION_CLOSED
 
-    asked = json.loads(request.content)
-    if "id" not in asked:
+    message = json.loads(request.content)
+    if "id" not in message:
         return httpx2.Response(httpx2.codes.ACCEPTED, request=request)
-    said: dict[str, Any] = {"code": CONNECTION_CLOSED, "message": f"{type(error).__name__}: {error}"}
+    failure: dict[str, Any] = {"code": CONNECTION_CLOSED, "message": f"{type(error).__name__}: {error}"}
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout):
-        said["data"] = NOT_SENT
-    return httpx2.Response(httpx2.codes.OK, json={"jsonrpc": "2.0", "id": asked["id"], "error": said}, request=request)
+        failure["data"] = NOT_SENT
+    return httpx2.Response(
+        httpx2.codes.OK, json={"jsonrpc": "2.0", "id": message["id"], "error": failure}, request=request
+    )
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """What a server answers, as long as it keeps within the limit."""
+    """A server's answer with a size limit."""
 
     def __init__(self, answer: httpx2.AsyncByteStream, headers: httpx2.Headers) -> None:
         self._answer = answer
@@ -131,7 +133,7 @@ class _Bounded(httpx2.AsyncByteStream):
         self._is_events = _is_events(headers)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        # The SDK makes an error of these the answer to the call that the stream is for, and of no other.
+        # The SDK turns these errors into the answer of this stream's call, and of no other.
         refusal = httpx2.SSEError if self._is_events else httpx2.StreamError
         if self._is_compressed:
             raise refusal("the server has compressed its answer, though it was asked not to")
@@ -153,7 +155,7 @@ class _Bounded(httpx2.AsyncByteStream):
 
 
 class _Answer(_Bounded):
-    """The answer to a request: if the line breaks, that is the answer."""
+    """The answer to a request; a broken connection becomes an error for this request only."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
@@ -163,12 +165,12 @@ class _Answer(_Bounded):
             raise
         except httpx2.TransportError as error:
             if self._is_events:
-                raise  # it may be asked for again, from where it has broken
+                raise  # the SDK may resume the stream where it broke
             raise httpx2.StreamError(f"the connection broke: {type(error).__name__}") from error
 
 
 class _Announcements(_Bounded):
-    """The stream of announcements, if it is one: a break is its end, because after an end the SDK opens it again."""
+    """The stream of announcements, if it is one. A break counts as its end, because the SDK reopens it after an end."""
 
     def __init__(self, answer: httpx2.AsyncByteStream, headers: httpx2.Headers, listening: Listening | None) -> None:
         super().__init__(answer, headers)

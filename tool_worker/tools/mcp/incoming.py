@@ -1,8 +1,8 @@
-"""What an MCP server sends, on its way into the SDK.
+"""Filters an MCP server's messages before the SDK reads them.
 
-Holds: one tool that is none costs that tool and not the list it is in; of many notifications in a second only the first
-are looked at; a server that floods us is taken for one that has ended.
-Does not: drop an answer, or the announcement of other tools.
+Holds: an invalid tool is dropped from its list, and the list is kept. Of many notifications in a second, only the first
+are handled. A server that floods us counts as disconnected.
+Does not: drop an answer, or the announcement of changed tools.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mcp.shared.message import SessionMessage
 
 MAX_TOOLS = 1000
-"""Of one server; of a longer list the first are taken."""
+"""Limit of one server's tools; further ones are ignored."""
 NOTIFICATIONS_PER_SECOND = 200
 FLOOD_PER_SECOND = 5000
 SHOWN_REASONS = 10
@@ -32,9 +32,9 @@ class Incoming:
     """The stream of a server's messages.
 
     Args:
-        name: The server's, for the log.
-        version: Tells the version of the protocol that was agreed upon.
-        on_change: Called for an announcement of other tools that is not passed on.
+        name: Name of the server, for the log.
+        version: Returns the negotiated version of the protocol.
+        on_change: Called for an announcement of changed tools that is not passed on.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Incoming:
         return found
 
     async def receive(self) -> SessionMessage | Exception:
-        """Return the next message; what is not a tool is left out of a list of tools."""
+        """Return the next message, without invalid tools in a list of tools."""
         while self._is_surplus(item := await self._stream.receive()):
             pass
         return self._readable(item)
@@ -85,10 +85,10 @@ class Incoming:
         return await self._stream.__aexit__(kind, error, trace)
 
     def _is_surplus(self, item: SessionMessage | Exception) -> bool:
-        """Count a message, and say whether it may be passed over.
+        """Count a message, and return whether to skip it.
 
         Raises:
-            anyio.ClosedResourceError: there are too many.
+            anyio.ClosedResourceError: The server sends too many messages.
         """
         import anyio
         from mcp.types import JSONRPCNotification
@@ -115,12 +115,12 @@ class Incoming:
             message.result = {**message.result, "tools": self._tools(message.result["tools"])}
         return item
 
-    def _tools(self, told: list[Any]) -> list[Any]:
+    def _tools(self, listed: list[Any]) -> list[Any]:
         from mcp.types.methods import validate_server_result
         from pydantic import ValidationError
 
         found, reasons = [], []
-        for tool in told[:MAX_TOOLS]:
+        for tool in listed[:MAX_TOOLS]:
             try:
                 validate_server_result("tools/list", self._version(), {"tools": [tool]})
             except ValidationError as error:
@@ -130,8 +130,10 @@ class Incoming:
                 reasons.append(f"{str(name)[:SHOWN_NAME_CHARS]!r} ({where}: {first['msg']})")
                 continue
             found.append(tool)
-        if len(told) > MAX_TOOLS:
-            _log.warning("the MCP server %s has %d tools; the first %d are taken", self._name, len(told), MAX_TOOLS)
+        if len(listed) > MAX_TOOLS:
+            _log.warning(
+                "the MCP server %s has %d tools; only the first %d are offered", self._name, len(listed), MAX_TOOLS
+            )
         for reason in reasons[:SHOWN_REASONS]:
             _log.warning("a tool of the MCP server %s cannot be offered and is left out: %s", self._name, reason)
         if len(reasons) > SHOWN_REASONS:

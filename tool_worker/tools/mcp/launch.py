@@ -1,7 +1,8 @@
-"""How the program of an MCP server is started: in a separate sandbox, with a separate directory.
+"""Starts the program of an MCP server in a separate sandbox, with a separate directory.
 
-Holds: it sees neither a workspace nor the tool worker's files, and an agent's programs see neither it nor its secrets.
-Differs: the original runs it in the agent's own sandbox, where every command can read what it was given.
+Holds: the program sees neither a workspace nor the tool worker's files, and an agent's programs see neither it nor its
+secrets.
+Differs: the original runs it in the agent's own sandbox, where every command can read its secrets.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _FILTER_FD = 9
 
 
 class SandboxedLaunch:
-    """Starts servers as the node demands.
+    """Starts servers in the sandbox that the node demands.
 
     Args:
         demanded: `auto`, `bwrap`, `docker` or `none`, as for workspaces.
-        node_dir: Where the directories of servers are made.
-        gate: By whose rules a server's proxy works.
-        search_path: Where programs are looked for that the system does not have.
-        closed: What no program is shown by itself: where agents can write, and what is ours.
+        node_dir: Directory below which the servers' directories are created.
+        gate: Rules of the servers' proxies.
+        search_path: Search path for programs that the system does not have.
+        closed: Directories that programs do not see by default: those that agents can write to, and our own.
     """
 
     def __init__(
@@ -52,12 +53,12 @@ class SandboxedLaunch:
         self._sandbox: Sandbox | None = None
 
     def __call__(self, spec: McpServerSpec) -> Launch:
-        """Return how to start a server; the first time this tries the sandbox, which takes a moment.
+        """Return how to start a server. The first call tests the sandbox, which takes a moment.
 
         Raises:
-            SandboxUnavailable: the node's sandbox does not work here.
-            EgressRefused: it is to reach some hosts only, and there is no sandbox.
-            UsageError: its virtual environment lies where agents can write.
+            SandboxUnavailable: The node's sandbox does not work here.
+            EgressRefused: The server's hosts are limited, and there is no sandbox to enforce it.
+            UsageError: The program's virtual environment is in a directory that agents can write to.
         """
         files = self._node_dir.absolute() / ".sandbox"
         if self._sandbox is None:
@@ -67,7 +68,7 @@ class SandboxedLaunch:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = files / "mcp" / f"{spec.name}.log"
         mount_at = MOUNT_AT if sandbox.capabilities.confines_programs else str(directory)
-        # Not by our own gate: its ceiling is for conversations, and this list is the operator's.
+        # Not our own gate: its ceiling is for conversations, and this list is the operator's.
         EgressGate().check(spec.allow, has_network=False, is_confined=sandbox.capabilities.confines_programs)
         address = files / "mcp" / f"{spec.name}.out" / "socket"
         needed = self._program_files(spec, sandbox)
@@ -87,12 +88,12 @@ class SandboxedLaunch:
             return Launch(sandbox.command(program, options), environment, log, program_egress)
         filter_file = files / "mcp" / "filter"
         filter_file.write_bytes(sandbox.system_call_filter)
-        # The SDK starts a command line and passes no descriptors: a shell opens the filter and becomes the sandbox.
+        # The SDK starts a command line and passes no descriptors: a shell opens the filter and executes the sandbox.
         opening = ["/bin/sh", "-c", f'exec {_FILTER_FD}<"$0"; exec "$@"', str(filter_file)]
         return Launch([*opening, *sandbox.command(program, options, _FILTER_FD)], environment, log, program_egress)
 
     def _program_files(self, spec: McpServerSpec, sandbox: Sandbox) -> ProgramFiles:
-        if sandbox.capabilities.runs_images:  # it has its own programs
+        if sandbox.capabilities.runs_images:  # the image has its own programs
             return ProgramFiles(spec.command)
         is_confined = sandbox.capabilities.confines_programs
         closed = self._closed if is_confined else ()

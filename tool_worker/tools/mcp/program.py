@@ -1,11 +1,11 @@
-"""The line to an MCP server that is a program: one JSON-RPC message a line, both ways.
+"""The connection to an MCP server that is a program: one JSON-RPC message per line, in both directions.
 
-The SDK's own joins what it has read of a line to what comes, again and again, and has no limit: a message of 40 MB
-costs half a minute of the worker's event loop, and one without an end all of its memory.
+The SDK's own reader repeatedly joins the parts of a long line, and has no limit: a message of 40 MB costs half a minute
+of the worker's event loop, and an endless line costs all of its memory.
 
-Holds: a message costs time in proportion to its length; one that is too long ends the connection, and those who wait
-for an answer read why; what is not a message is passed over; the program, and all that it has started in its session,
-ends with the connection.
+Holds: a message costs time in proportion to its length. A message over the limit ends the connection, and pending
+requests get the reason as their error. Lines that are not messages are skipped. The program, with all processes of its
+session, ends with the connection.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MESSAGE_LIMIT_BYTES = 16 * 2**20
 ANSWER_TOO_LONG = "the server's message has more than 16 MiB"
 FLUSH_SECONDS = 0.5
 END_STEPS = (None, signal.SIGTERM, signal.SIGKILL)
-"""What a program gets after its input has ended, each if the one before does not help; None: a while to end itself."""
+"""Signals after the end of the program's input, tried in order; None means to wait for a voluntary exit."""
 STEP_SECONDS = 2.0
 
 _log = logging.getLogger(__name__)
@@ -36,10 +36,10 @@ _log = logging.getLogger(__name__)
 async def program_streams(
     command: Sequence[str], environment: Mapping[str, str], log: IO[str]
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """Start a program and yield the streams of messages from it and to it.
+    """Start a program, and yield the streams of its output messages and its input messages.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: The program cannot be started.
     """
     import anyio
 
@@ -54,23 +54,23 @@ async def program_streams(
     )
     to_session, from_program = anyio.create_memory_object_stream[Any](0)
     to_program, from_session = anyio.create_memory_object_stream[Any](0)
-    asked: set[Any] = set()
-    reading = asyncio.create_task(_read(process, to_session, asked))
-    writing = asyncio.create_task(_write(process, from_session, to_session, asked))
+    pending: set[Any] = set()
+    reading = asyncio.create_task(_read(process, to_session, pending))
+    writing = asyncio.create_task(_write(process, from_session, to_session, pending))
     try:
         yield from_program, to_program
     finally:
-        # Nothing in here is undone by a cancel: the program would be left behind.
+        # Shielded: a cancellation here would leave the program running.
         await asyncio.shield(asyncio.create_task(_end(process, to_program, reading, writing)))
         for stream in (to_session, from_program, to_program, from_session):
             stream.close()
 
 
-async def _read(process: Process, to_session: MemoryObjectSendStream[Any], asked: set[Any]) -> None:
-    """Pass the program's messages on; its end, or a message that is too long, closes the stream.
+async def _read(process: Process, to_session: MemoryObjectSendStream[Any], pending: set[Any]) -> None:
+    """Pass the program's messages to the session. Its end, or a message over the limit, closes the stream.
 
     Args:
-        asked: the ids of requests that have no answer yet.
+        pending: Ids of requests without an answer yet.
     """
     import anyio
     from mcp.shared.message import SessionMessage
@@ -82,9 +82,11 @@ async def _read(process: Process, to_session: MemoryObjectSendStream[Any], asked
             try:
                 line = await process.stdout.readline()
             except ValueError:
-                _log.warning("an MCP server sent a message of more than %d bytes; it is ended", MESSAGE_LIMIT_BYTES)
+                _log.warning(
+                    "an MCP server sent a message of more than %d bytes; closing the connection", MESSAGE_LIMIT_BYTES
+                )
                 why = ErrorData(code=CONNECTION_CLOSED, message=ANSWER_TOO_LONG)
-                for request_id in tuple(asked):
+                for request_id in tuple(pending):
                     await to_session.send(SessionMessage(JSONRPCError(jsonrpc="2.0", id=request_id, error=why)))
                 return
             if not line:
@@ -92,9 +94,9 @@ async def _read(process: Process, to_session: MemoryObjectSendStream[Any], asked
             try:
                 message = jsonrpc_message_adapter.validate_json(line.decode("utf-8", "replace"), by_name=False)
             except ValueError:
-                continue  # what a program prints by mistake
+                continue  # stray output of a program
             if isinstance(message, JSONRPCResponse | JSONRPCError):
-                asked.discard(message.id)
+                pending.discard(message.id)
             await to_session.send(SessionMessage(message))
 
 
@@ -102,18 +104,18 @@ async def _write(
     process: Process,
     from_session: MemoryObjectReceiveStream[Any],
     to_session: MemoryObjectSendStream[Any],
-    asked: set[Any],
+    pending: set[Any],
 ) -> None:
-    """Pass the session's messages on; if the program takes none, its stream to us is closed as well."""
+    """Pass the session's messages to the program; if its input is closed, close its output stream, too."""
     from mcp.types import JSONRPCNotification, JSONRPCRequest
 
     assert process.stdin is not None
     async with from_session:
         async for sent in from_session:
             if isinstance(sent.message, JSONRPCRequest):
-                asked.add(sent.message.id)
+                pending.add(sent.message.id)
             elif isinstance(sent.message, JSONRPCNotification) and sent.message.method == "notifications/cancelled":
-                asked.discard((sent.message.params or {}).get("requestId"))
+                pending.discard((sent.message.params or {}).get("requestId"))
             written = sent.message.model_dump_json(by_alias=True, exclude_unset=True)
             try:
                 process.stdin.write(written.encode("utf-8", "replace") + b"\n")
@@ -139,12 +141,12 @@ async def _end(
                 os.killpg(process.pid, step)
         if await _wait_for_end(process):
             break
-    process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001  (there is no other way)
+    process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001  (no public method closes the transport)
 
 
 async def _wait_for_end(process: Process) -> bool:
     deadline = asyncio.get_running_loop().time() + STEP_SECONDS
-    # `wait` would also wait for others that have the program's output open.
+    # `wait` would also wait for other processes that hold the program's output open.
     while process.returncode is None and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     return process.returncode is not None

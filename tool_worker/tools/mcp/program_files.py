@@ -1,8 +1,8 @@
-"""What the program of an MCP server needs of this machine besides the system: its virtual environment.
+"""Finds the files that an MCP server's program needs besides the system's: its virtual environment.
 
-Holds: only the environment and the Python that it was made with are opened, to read; and none of it where an agent can
-write, because an agent could then have another directory mounted, or have its own program started as the server.
-Does not: open what a program's arguments name; `read_only` does.
+Holds: only the environment and its base Python are shown, read-only, and none of it where an agent can write. Otherwise
+an agent could have another directory mounted, or have its own program started as the server.
+Does not: show files that a program's arguments name; `read_only` does.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ MAX_HEAD_BYTES = 4_096
 
 @dataclass(frozen=True, slots=True)
 class ProgramFiles:
-    """A program, and what it has to be shown.
+    """A program, and the paths that its sandbox must show.
 
     Attributes:
-        command: its path, or its name if the system has it.
-        read_only: the environment and its Python, as they are written and as they really are.
+        command: Its path, or its name if it belongs to the system.
+        read_only: The environment and its Python, both as written and resolved.
     """
 
     command: str
@@ -39,16 +39,16 @@ class ProgramFiles:
 def program_files(
     command: str, *, search_path: str = "", shown: Iterable[Path] = (), closed: Sequence[Path] = ()
 ) -> ProgramFiles:
-    """Find a program and what it needs.
+    """Find a program and the files that it needs.
 
     Args:
-        command: its absolute path, or a name. A name that the system does not have is looked for beside our own
-            Python, and then in `search_path`.
-        shown: what the program is shown anyway, because the operator says so.
-        closed: where agents can write, and what is ours.
+        command: An absolute path, or a name. A name that is not the system's is searched beside our own Python, and
+            then in `search_path`.
+        shown: Paths that the operator shows to the program anyway.
+        closed: Directories that agents can write to, and our own.
 
     Raises:
-        UsageError: what it needs lies in one of those.
+        UsageError: A needed file is in one of the closed directories.
     """
     path = _found(command, search_path)
     if path is None:
@@ -57,7 +57,7 @@ def program_files(
     if not environments:
         return ProgramFiles(command)
     files = [file for environment in environments for file in (environment, *_base_prefixes(environment))]
-    # Of a link from elsewhere, what it leads to is started: the link itself is not shown.
+    # For a link from outside, its target is started: the link itself is not visible in the sandbox.
     inside = [name for name in _links(path) if any(name.is_relative_to(environment) for environment in environments)]
     path = inside[0] if inside else path
     files += [] if inside else [path]
@@ -70,7 +70,7 @@ def program_files(
 
 
 def _found(command: str, search_path: str) -> Path | None:
-    """Return the path of a program that may not be the system's; None: it is, or is nowhere."""
+    """Return the path of a program outside the system; None if it is the system's, or not found."""
     if "/" in command:
         path = Path(os.path.normpath(command))
         return path if path.is_absolute() and path.is_file() else None
@@ -81,7 +81,7 @@ def _found(command: str, search_path: str) -> Path | None:
 
 
 def _environments(program: Path) -> Iterator[Path]:
-    """Yield the virtual environments of a program: where it lies, by any of its links, and that of its first line."""
+    """Yield the virtual environments of a program: those around it or its links, and that of its shebang line."""
     for path in (program, *_interpreters(program)):
         for name in _links(path):
             root = name.parent.parent
@@ -90,7 +90,7 @@ def _environments(program: Path) -> Iterator[Path]:
 
 
 def _links(path: Path) -> Iterator[Path]:
-    """Yield a path, and where it leads as long as it is a link itself."""
+    """Yield a path, and the targets of its chain of links."""
     for _ in range(MAX_LINKS):
         yield path
         if not path.is_symlink():
@@ -99,7 +99,7 @@ def _links(path: Path) -> Iterator[Path]:
 
 
 def _interpreters(program: Path) -> list[Path]:
-    """Return what starts a script by its first line; for a long path pip writes a shell's line with the path in it."""
+    """Return the interpreter of a script's shebang; for a long path, pip writes a shell line that contains it."""
     with program.open("rb") as file:
         head = file.read(MAX_HEAD_BYTES)
     first, _, rest = head.partition(b"\n")
@@ -114,7 +114,7 @@ def _interpreters(program: Path) -> list[Path]:
 
 
 def _base_prefixes(environment: Path) -> list[Path]:
-    """Return the directories of the Python that an environment was made with, as far as they look like one."""
+    """Return the installation directories of an environment's base Python, if they look like one."""
     programs = list(_links(environment / "bin" / "python"))[1:]
     homes = [program.parent for program in programs]
     with (environment / MARK).open("rb") as file:
@@ -123,11 +123,8 @@ def _base_prefixes(environment: Path) -> list[Path]:
     homes += [Path(value.strip()) for name, _, value in settings if name.strip() == "home"]
     homes += [home.resolve() for home in homes]
     found = dict.fromkeys(home.parent for home in homes if home.is_absolute() and home.name == "bin")
-    return [prefix for prefix in found if prefix not in (environment, Path("/")) and _is_python(prefix)]
-
-
-def _is_python(prefix: Path) -> bool:
-    return any(prefix.glob("lib/python3*/os.py"))
+    possible = [prefix for prefix in found if prefix not in (environment, Path("/"))]
+    return [prefix for prefix in possible if any(prefix.glob("lib/python3*/os.py"))]
 
 
 def _refuse_closed(file: Path, closed: Sequence[Path]) -> None:

@@ -1,9 +1,9 @@
-"""One MCP server, by the official SDK, which is imported when the first server is reached.
+"""One MCP server, through the official SDK, which is imported when the first server is reached.
 
-Holds: one connection serves all calls of a worker; the next call replaces a broken one; a call goes over the very
-connection whose tools were looked at before it; a server that is started runs in a separate sandbox, without a
-workspace, and ends with its connection.
-Does not: sample from models, ask people or offer directories to a server; it gets calls and nothing else.
+Holds: one connection serves all calls of a worker, and the next call replaces a broken one. A call uses the same
+connection on which its tool was checked. A server's program runs in a separate sandbox, without a workspace, and ends
+with its connection.
+Does not: offer sampling, elicitation or roots to a server; it only gets calls.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 CHECK_FIRST = "The call may have taken effect. Check before you repeat it."
 _SESSION_ENDED = "Session terminated"
-"""What the SDK makes of the status 404: the server has not run the call, because it knows no such session."""
+"""The SDK's error for status 404: the server has not run the call, because the session is unknown to it."""
 LAST_LINES = 3
 
 
 class AnswerLost(ToolFailed):
-    """A call was sent, and no answer to it will come."""
+    """A call was sent, and its answer will not arrive."""
 
     code = "mcp_answer_lost"
 
 
 class AnswerTooLong(ToolFailed):
-    """A call was answered by more than is taken."""
+    """The answer to a call exceeds the limit."""
 
     code = "mcp_answer_too_long"
 
@@ -47,11 +47,11 @@ class McpServer:
     """One server.
 
     Args:
-        launch: Says how to start its program; asked before each start, and only for servers that are started.
-        connect_limit_seconds: For a server that does not answer the greeting.
+        launch: Returns how to start its program; called before each start, and only for servers with a program.
+        connect_limit_seconds: Time limit of the handshake.
 
     Attributes:
-        changed: set when it may have other tools than it had.
+        changed: Set when its tools may have changed.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class McpServer:
         self._log: Path | None = None
 
     async def tools(self) -> list[Tool]:
-        """Return the tools that the server has now.
+        """Return the server's current tools.
 
         Raises:
-            ToolFailed: it cannot be reached.
+            ToolFailed: The server cannot be reached.
         """
         return (await self._present()).tools
 
@@ -84,12 +84,12 @@ class McpServer:
         """Call a tool.
 
         Args:
-            check: gets the tools that the server has now, and raises what forbids the call.
+            check: Receives the server's current tools; raises if the call is not allowed.
 
         Raises:
-            ToolFailed: the server cannot be reached; nothing was called.
-            AnswerLost, AnswerTooLong: the call was sent; what it did is done.
-            MCPError: the server refused, or has not answered in time.
+            ToolFailed: The server cannot be reached; nothing was called.
+            AnswerLost, AnswerTooLong: The call was sent and may have taken effect.
+            MCPError: The server refused, or did not answer in time.
         """
         from mcp import MCPError
         from mcp.types import INVALID_REQUEST
@@ -107,27 +107,27 @@ class McpServer:
             await self._drop(connection)
 
     async def is_deaf(self) -> bool:
-        """Say whether an HTTP server is not connected now, or cannot announce that its tools have changed."""
+        """Return whether an HTTP server is not connected now, or cannot announce changes of its tools."""
         if self.spec.command:
             return False
         return self._connection is None or self._connection.is_deaf() or not await self._connection.is_alive()
 
     def last_words(self) -> str:
-        """Return the last lines that its program has written to its log; empty: none."""
+        """Return the last lines of its program's log, or "" if there are none."""
         try:
             return last_lines(self._log, limit=LAST_LINES).strip() if self._log is not None else ""
         except OSError:
             return ""
 
     async def aclose(self) -> None:
-        """End the connection, and the program if it was started. Idempotent."""
+        """End the connection, and the program if there is one. Idempotent."""
         async with self._turn:
             if self._connection is not None:
                 await self._connection.aclose()
                 self._connection = None
 
     async def _sent(self, connection: Connection, name: str, arguments: dict[str, Any]) -> CallToolResult:
-        # By `send_request`: the SDK's own `call_tool` throws answers away that do not fit the tool's output schema.
+        # `send_request`, because the SDK's own `call_tool` drops answers that do not fit the tool's output schema.
         from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult
 
         request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
@@ -177,7 +177,7 @@ class McpServer:
                 self._connection = await Connection.made(
                     self.spec, self._launched, Announcements(self.changed), limit_seconds=self._connect_limit_seconds
                 )
-                if self._was_reached:  # it may be another version by now
+                if self._was_reached:  # its version may have changed
                     self.changed.set()
                 self._was_reached = True
             return self._connection

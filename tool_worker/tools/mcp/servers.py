@@ -1,9 +1,11 @@
-"""The tools of MCP servers among the tools that a worker offers (OpenHands 10.8).
+"""Adds the tools of MCP servers to a worker's offered tools (OpenHands 10.8).
 
-Holds: a tool enters a conversation as data, under `<server>/<tool>`, and its description and schema are pinned by their
-hash: a server that tells something else later changes nothing for conversations that have begun, and is not called.
-Does not: trust a server. What it says is information for the model; of its hints only the one is used that a call may
-be repeated after a crash.
+Holds: a tool enters a conversation as data, under `<server>/<tool>`, with its description and schema pinned by their
+hash. If a server changes a tool later, existing conversations keep the old description, and the tool is not called.
+No part of a server's text is hidden from human readers: terminal control characters, characters that reorder a line,
+and invisible characters are escaped.
+Does not: trust a server. Its texts are information for the model; of its hints, only the one that a call may be
+repeated after a crash is used.
 """
 
 from __future__ import annotations
@@ -24,28 +26,39 @@ from broker.tools import CustomTool, ToolContext, ToolFailed, ToolFailure
 from tool_worker.tools.mcp.config import McpServerSpec
 from tool_worker.tools.mcp.connection import CONNECT_LIMIT_SECONDS, Launch
 from tool_worker.tools.mcp.incoming import SHOWN_NAME_CHARS
-from tool_worker.tools.mcp.listed_tools import offer_of, prefix_of
 from tool_worker.tools.mcp.server import McpServer
 from tool_worker.tools.offered import OfferedTools, fitting_images
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult, Tool
+import re
+from typing import TYPE_CHECKING
+
+from broker.contract import MAX_DESCRIPTION_CHARS, OutcomePolicy
+
+if TYPE_CHECKING:
+    from mcp.types import Tool
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
 LOOK_SECONDS = 60.0
-"""How often a server is asked for its tools that cannot announce that they have changed."""
+"""Polling interval of servers that cannot announce changes of their tools."""
 
 Publish = Callable[[Sequence[ToolOffer]], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+_TEXTS = frozenset({"description", "title", "$comment"})
 
 
 class McpServers:
     """The servers of one tool worker.
 
     Args:
-        masker: Hides the worker's secrets in what is said of a server that fails.
+        masker: Masks the worker's secrets in reports about failing servers.
         report: Called after the failures of `offered` have changed.
     """
 
@@ -66,7 +79,7 @@ class McpServers:
             offered.expect(prefix_of(spec))
 
     async def offer(self, publish: Publish) -> None:
-        """Reach every server and publish its tools; a server that cannot be reached is tried again and again."""
+        """Connect to every server and publish its tools; retries until a server is reached."""
         await asyncio.gather(*(self._offer(server, publish) for server in self._servers))
 
     async def follow(self, publish: Publish) -> None:
@@ -79,7 +92,8 @@ class McpServers:
 
     async def _follow(self, server: McpServer, publish: Publish) -> None:
         loop = asyncio.get_running_loop()
-        pause, offered = FIRST_PAUSE_SECONDS, loop.time()
+        pause = FIRST_PAUSE_SECONDS
+        offered = loop.time()
         while True:
             try:
                 async with asyncio.timeout(LOOK_SECONDS):
@@ -87,9 +101,9 @@ class McpServers:
             except TimeoutError:
                 if await server.is_deaf():
                     with suppress(ToolFailed):
-                        await server.tools()  # sets `changed` if they have
+                        await server.tools()  # sets `changed` if the tools changed
                 continue
-            # A server that changes all the time, or does not live long, is not asked all the time.
+            # Backs off if a server changes its tools constantly or dies early.
             is_soon = loop.time() - offered < 2 * pause
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS) if is_soon else FIRST_PAUSE_SECONDS
             await asyncio.sleep(pause)
@@ -115,7 +129,8 @@ class McpServers:
             await self._report()
 
     def _failure(self, server: McpServer, error: ToolFailed) -> ToolFailure:
-        spec, words = server.spec, server.last_words()
+        spec = server.spec
+        words = server.last_words()
         reason = f"{error.message} Its last words: {words}" if words else error.message
         if spec.command:
             remedy = f"Correct the command of {spec.name} in the file that DECKHANDS_MCP names; "
@@ -135,12 +150,13 @@ def _source(spec: McpServerSpec) -> str:
 
 
 def custom_tools(server: McpServer, tools: Sequence[Tool]) -> list[CustomTool]:
-    """Return those tools of a server that its entry lets through; one that cannot be offered is left out and logged."""
-    found, names = [], set[str]()
+    """Return a server's tools that its entry allows; logs and leaves out those that cannot be offered."""
+    found = []
+    names = set[str]()
     for tool in tools:
         shown = tool.name[:SHOWN_NAME_CHARS]
         if tool.name in names:
-            _log.warning("%s tells of two tools %r; the second is left out", server.spec.name, shown)
+            _log.warning("%s lists two tools named %r; the second is left out", server.spec.name, shown)
             continue
         if not any(fnmatchcase(tool.name, pattern) for pattern in server.spec.tools):
             continue
@@ -156,7 +172,7 @@ def custom_tools(server: McpServer, tools: Sequence[Tool]) -> list[CustomTool]:
 def _custom_tool(server: McpServer, tool: Tool) -> CustomTool:
     offer = offer_of(server.spec, tool)
 
-    async def run(arguments: dict[str, Any], context: ToolContext) -> MCPObservation:  # noqa: ARG001  (the protocol's)
+    async def run(arguments: dict[str, Any], context: ToolContext) -> MCPObservation:  # noqa: ARG001  (required by the protocol)
         return await _called(server, tool, offer, arguments)
 
     return CustomTool(offer, None, run, timeout_seconds=server.spec.timeout + 2 * CONNECT_LIMIT_SECONDS)
@@ -190,12 +206,12 @@ async def _called(server: McpServer, tool: Tool, offer: ToolOffer, arguments: di
 def _differs(server: McpServer, tool: Tool, offer: ToolOffer) -> bool:
     try:
         return offer_of(server.spec, tool).fingerprint != offer.fingerprint
-    except ValueError:  # it can be offered no more
+    except ValueError:  # it can no longer be offered
         return True
 
 
 def _observation(result: CallToolResult, name: str, arguments: dict[str, Any]) -> MCPObservation:
-    """Keep a result as the model reads it: its JSON, with images beside it, as many as an observation may have."""
+    """Return the observation of a result: its JSON as text, and its images up to the limits."""
     plain = result.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"result_type"})
     parts = [part for part in plain.get("content", []) if part.get("type") == "image"]
     images = fitting_images(f"data:{part.get('mimeType', 'image/png')};base64,{part['data']}" for part in parts)
@@ -203,3 +219,59 @@ def _observation(result: CallToolResult, name: str, arguments: dict[str, Any]) -
         part["data"] = f"[image {n}]" if n <= len(images) else "[image left out]"
     content = json.dumps(plain, ensure_ascii=False)
     return MCPObservation(content=content, name=name, arguments=arguments, image_urls=images or None)
+
+
+def offer_of(spec: McpServerSpec, tool: Tool) -> ToolOffer:
+    """Return the tool as published, under `<server>/<tool>`.
+
+    Raises:
+        ValueError: The tool cannot be offered; the text gives the reason.
+    """
+    if _UNSEEN.search(tool.name):
+        raise ValueError("its name has characters that are not seen")
+    hints = tool.annotations
+    may_repeat = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
+    return ToolOffer(
+        key=f"{prefix_of(spec)}{tool.name}",
+        name=re.sub(r"[^A-Za-z0-9_-]", "_", tool.name)[:64],
+        description=clean(tool.description or "")[:MAX_DESCRIPTION_CHARS],
+        parameters=_cleaned(tool.input_schema),
+        runner="mcp",
+        pool=spec.pool,
+        outcome=OutcomePolicy.IDEMPOTENT if may_repeat else OutcomePolicy.AT_MOST_ONCE,
+    )
+
+
+def prefix_of(spec: McpServerSpec) -> str:
+    """Return the prefix of the keys of a server's tools."""
+    return f"{spec.name}/"
+
+
+def clean(text: str) -> str:
+    r"""Return a text with invisible characters escaped, as in `\u202e`."""
+    return _UNSEEN.sub(lambda found: found.group().encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
+
+
+def _cleaned(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema with clean texts for readers; parts that validate arguments are unchanged.
+
+    Raises:
+        ValueError: A parameter's name has invisible characters.
+    """
+
+    def clean_part(part: Any, *, is_names: bool = False) -> Any:
+        if isinstance(part, list):
+            return [clean_part(item) for item in part]
+        if not isinstance(part, dict):
+            return part
+        if any(_UNSEEN.search(key) for key in part):
+            raise ValueError("a name in its schema has characters that are not seen")
+        return {
+            key: clean(item)
+            if key in _TEXTS and isinstance(item, str) and not is_names
+            else clean_part(item, is_names=key == "properties" and not is_names)
+            for key, item in part.items()
+        }
+
+    found: dict[str, Any] = clean_part(schema)
+    return found

@@ -1,4 +1,4 @@
-"""What a tool worker does for its node as a whole: identity, capacity, limits, removal of old workspaces.
+"""Tasks of a tool worker for its node as a whole: disk and resource limits, removal of old workspaces.
 
 Start with: reaper.
 """

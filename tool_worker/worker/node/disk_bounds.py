@@ -1,11 +1,11 @@
-"""What background jobs write to the disk of a node: workspaces over their limit are found, and their writers killed.
+"""Limits the disk use of background jobs: finds workspaces over their limit and chooses the writers to kill.
 
-Holds: a workspace is measured when its programs have written, when free space has dropped, and at every twelfth look:
-no counter knows what `fallocate` takes. In one that is over its limit and has grown, the programs that wrote are
-killed, or the jobs that ran where no counter tells which; its host stays, and its shell unless the shell itself
-writes. A measurement and a sweep are bounded, and what was not measured for longest comes first.
-Does not: see processes in another pid namespace's /proc, as those of containers may be, or files in directories that
-were named. Between two looks, a job writes as fast as the disk is.
+Holds: a workspace is measured when its programs have written, when free space has dropped, and at every twelfth check,
+because no counter includes `fallocate`. If a workspace is over its limit and has grown, the programs that wrote are
+killed; if no counter identifies them, the jobs that ran are killed. The host survives, and so does its shell unless
+the shell itself writes. Each measurement and each sweep is bounded; the least recently measured workspace comes first.
+Does not: see processes in another pid namespace's /proc, such as those of some containers, or files in named
+directories. Between two checks, a job can write at the full speed of the disk.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pathlib import Path
 from tool_worker.workspace import Directory, HostFolder, TreeLimits, descendants, start_tick
 
 WRITTEN_BYTES = 2**20
-"""Programs that have written less since the last look, and space that has dropped by less, do not fill a disk."""
+"""Smaller amounts, written by a program or lost in free space since the last check, are ignored."""
 LOOKS_PER_MEASUREMENT = 12
 MEASURED_LIMITS = 2
-"""A workspace is measured up to this multiple of its limits."""
+"""A measurement stops at this multiple of the workspace's limits."""
 SWEEP_LIMITS = 4
-"""A sweep stops measuring further workspaces after it has seen this multiple of the limit of files."""
+"""A sweep starts no further measurement after it has counted this multiple of the limit of files."""
 
 STOPPED = (
     "[Background jobs wrote to this workspace, its home or /tmp, beyond the limit: {size:,} bytes in {files:,} files, "
@@ -34,21 +34,21 @@ STOPPED = (
 )
 
 Writer = tuple[int, int]
-"""The number of a process and its start, which together name it for ever."""
+"""A process id and its start tick, which together identify a process uniquely."""
 
 
 @dataclass(slots=True)
 class _Look:
-    """What was seen of a workspace when it was last measured.
+    """The last measurement of a workspace.
 
     Attributes:
-        written: how much each of its programs had written.
-        ran: for how many nanoseconds each of them had run.
-        held: how many files and bytes it held.
-        free: how many bytes were free on its disk.
-        sweep: when that was, as sweeps count.
-        looks: how often it was looked at since.
-        times_without_job: how often in a row it had grown beyond its limit and no job was found that wrote.
+        written: Bytes that each of its programs had written.
+        ran: Nanoseconds that each of its programs had run.
+        held: Number of files and of bytes in the workspace.
+        free: Free bytes on its disk.
+        sweep: Number of the sweep that measured it.
+        looks: Number of checks since then.
+        times_without_job: Consecutive checks in which it grew over its limit but no writing job was found.
     """
 
     written: dict[Writer, int] = field(default_factory=dict)
@@ -61,10 +61,10 @@ class _Look:
 
 
 class DiskBounds:
-    """Looks after the disk use of one node's workspaces. Blocks.
+    """Checks the disk use of one node's workspaces. Blocks.
 
     Args:
-        limits: what each workspace may hold, its home and its /tmp included.
+        limits: Limits of each workspace, including its home and its /tmp.
     """
 
     def __init__(self, limits: TreeLimits) -> None:
@@ -74,20 +74,21 @@ class DiskBounds:
         self._left = 0
 
     def begin_sweep(self, names: list[str]) -> list[str]:
-        """Return the workspaces in the order in which they are to be looked at: the least recently measured first."""
+        """Start a sweep and return the workspaces in checking order: the least recently measured first."""
         self._sweep += 1
         self._left = SWEEP_LIMITS * self._limits.files
         return sorted(names, key=lambda name: self._looks[name].sweep if name in self._looks else 0)
 
     def forget_others(self, names: set[str]) -> None:
-        """Forget all workspaces but these."""
+        """Forget all workspaces except these."""
         for gone in self._looks.keys() - names:
             del self._looks[gone]
 
     def writers(self, folder: HostFolder, main_pid: int) -> tuple[list[Writer], str]:
-        """Return the programs that have to be killed, and what the model has to know of it, with `{count}` in it."""
+        """Return the programs to kill, and a notice for the model that contains `{count}`."""
         before = self._looks.setdefault(folder.conversation_id, _Look())
-        written, free = _written(main_pid), _free(folder)
+        written = _written(main_pid)
+        free = _free(folder)
         grown = {
             writer: size - before.written.get(writer, 0)
             for writer, size in written.items()
@@ -99,7 +100,7 @@ class DiskBounds:
         before.looks += 1
         is_due = grown or has_dropped or (below and before.looks > LOOKS_PER_MEASUREMENT)
         if not is_due or self._left <= 0:
-            return [], ""  # one that has to wait for its turn is due until it has come
+            return [], ""  # a workspace that is due stays due until the sweep has room for it
         files, size, is_cut = _held(folder, self._limits)
         self._left -= files
         self._looks[folder.conversation_id] = look = _Look(written, _ran(written), (files, size), free, self._sweep, 0)
@@ -110,8 +111,8 @@ class DiskBounds:
         notice = STOPPED.format(size=size, files=files, limits=self._limits, count="{count}")
         jobs = [writer for writer in grown if writer[0] in below]
         look.times_without_job = 0 if jobs else before.times_without_job + 1
-        # A shell is counted what its commands had written when they ended. Only one that still writes is killed, and
-        # other jobs only if it grows once more although no counter of a job shows it.
+        # A shell's counter includes the writes of its finished commands. So a shell is killed only while it still
+        # writes, and other jobs only if the workspace grows a second time although no job's counter shows it.
         if jobs or look.times_without_job < 2:
             return jobs, notice
         running = [writer for writer, ran in look.ran.items() if ran > before.ran.get(writer, 0)]
@@ -119,13 +120,14 @@ class DiskBounds:
 
 
 def _held(folder: HostFolder, limits: TreeLimits) -> tuple[int, int, bool]:
-    """Return how many files and bytes there are, and whether there may be more: no directory is read further then."""
+    """Return the number of files and of bytes, and whether counting stopped early because of the limits."""
     files = size = 0
     for top in (folder.workspace, folder.home, folder.temporary):
         with suppress(OSError), Directory(top) as directory:
             waiting = ["."]
             while waiting:
-                with suppress(OSError):  # it is gone, closed to us, or nested too deep: for the next action to report
+                # the directory was removed, is unreadable or too deep: the next action reports it
+                with suppress(OSError):
                     path = waiting.pop()
                     descriptor = directory.open(path, os.O_RDONLY | os.O_DIRECTORY, follows_links=False)
                     try:
@@ -143,10 +145,10 @@ def _held(folder: HostFolder, limits: TreeLimits) -> tuple[int, int, bool]:
 
 
 def _seen(item: os.DirEntry[str]) -> tuple[int, bool]:
-    """Return how much of the disk an entry takes, and whether it is a directory."""
+    """Return the bytes that an entry takes on the disk, and whether it is a directory."""
     try:
         status = item.stat(follow_symlinks=False)
-    except OSError:  # it has been removed
+    except OSError:  # the entry was removed
         return 0, False
     is_file = stat.S_ISREG(status.st_mode)
     return max(status.st_size, status.st_blocks * 512) if is_file else 0, stat.S_ISDIR(status.st_mode)
@@ -162,9 +164,9 @@ def _free(folder: HostFolder) -> int:
 def _written(main_pid: int) -> dict[Writer, int]:
     written = {}
     for pid in descendants(main_pid):
-        with suppress(OSError, ValueError):  # it has ended
+        with suppress(OSError, ValueError):  # the process has ended
             fields = dict(line.split(b": ") for line in Path(f"/proc/{pid}/io").read_bytes().splitlines())
-            # What is written through a mapping is counted only where it reaches the disk.
+            # Writes through a memory mapping count only once they reach the disk.
             written[pid, start_tick(pid)] = max(int(fields[b"wchar"]), int(fields[b"write_bytes"]))
     return written
 

@@ -1,9 +1,8 @@
-"""How much a workspace may hold, its home and its temporary files included, checked while actions run in it.
+"""Limits the size of a workspace, including its home and its temporary files, while actions run in it.
 
-Holds: looking takes at most a tenth of the time, however large a workspace is; what grows beyond the limit while an
-action runs is stopped at the next look; clearing up is not.
-Does not: bound what background jobs write between two actions (`disk_bounds` does), or directories that somebody gave
-us by their path.
+Holds: measuring takes at most a tenth of the time, for any size of workspace. An action that grows a workspace over
+its limit is stopped at the next measurement; an action that deletes files is not.
+Does not: limit background jobs between two actions (`disk_bounds` does), or directories that users named by path.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _NO_LIMITS = TreeLimits(files=sys.maxsize, bytes=sys.maxsize)
 
 @dataclass(slots=True)
 class _Measurement:
-    """What was seen, when, and how long it took to see it."""
+    """A measurement of a workspace, with its time and its duration in seconds."""
 
     files: int
     size_bytes: int
@@ -48,7 +47,7 @@ class _Measurement:
 
 
 class Quota:
-    """Looks after the workspaces of one node."""
+    """Enforces the size limits of one node's workspaces."""
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class Quota:
         self._measurements: OrderedDict[str, _Measurement] = OrderedDict()
 
     async def stop_excess(self, run: ActionRun, rest: RestOfHostCall) -> HostResult:
-        """Wait for the host, and stop the action when it makes the workspace too large."""
+        """Wait for the host, and stop the action if it makes the workspace too large."""
         acting = asyncio.ensure_future(rest(run))
         watching = asyncio.ensure_future(self.until_exceeded(run.host.conversation_id))
         try:
@@ -79,7 +78,7 @@ class Quota:
             watching.cancel()
 
     async def notice(self, conversation_id: str) -> str:
-        """Return the notice for the model after an action that may have written; empty: within the limits."""
+        """Return the notice for the model after an action that may have written, or "" if within the limits."""
         last = self._measurements.get(conversation_id)
         now = asyncio.get_running_loop().time()
         if last is None or self._is_over(last) or now - last.at >= self._pause_factor * last.took:
@@ -89,12 +88,15 @@ class Quota:
         return OVER.format(files=last.files, size=last.size_bytes, limits=self._limits) if self._is_over(last) else ""
 
     async def until_exceeded(self, conversation_id: str) -> None:
-        """Return when a workspace grows beyond its limit, or, if it was beyond before, still grows."""
+        """Return when a workspace grows over its limit, or keeps growing if it was over the limit before."""
         before = self._measurements.get(conversation_id)
         may_clear_up = before is None or self._is_over(before)
         await asyncio.sleep(self._first_look_seconds)
         first = look = await self._measure(conversation_id)
-        while not (self._is_over(look) and (not may_clear_up or _is_more(look, first))):
+        while not (
+            self._is_over(look)
+            and (not may_clear_up or (look.size_bytes > first.size_bytes or look.files > first.files))
+        ):
             await asyncio.sleep(max(self._first_look_seconds, self._pause_factor * look.took))
             look = await self._measure(conversation_id)
 
@@ -103,10 +105,10 @@ class Quota:
 
     async def _measure(self, conversation_id: str) -> _Measurement:
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        started = loop.time()
         files, size, is_too_deep = await asyncio.to_thread(self._measured, conversation_id)
         ended = loop.time()
-        look = _Measurement(files, size, is_too_deep, ended, ended - began)
+        look = _Measurement(files, size, is_too_deep, ended, ended - started)
         self._measurements[conversation_id] = look
         self._measurements.move_to_end(conversation_id)
         while len(self._measurements) > REMEMBERED_WORKSPACES:
@@ -118,15 +120,11 @@ class Quota:
         files = size = 0
         for directory in (folder.workspace, folder.home, folder.temporary):
             try:
-                # All of it: what has passed the limit is watched for growth.
+                # Measure everything: a workspace over the limit is watched for growth.
                 more_files, more_bytes = measure(directory, _NO_LIMITS)
             except WorkspaceTooLarge:
                 return 0, 0, True
             except OSError:
-                continue  # it is not there
+                continue  # the directory does not exist
             files, size = files + more_files, size + more_bytes
         return files, size, False
-
-
-def _is_more(look: _Measurement, earlier: _Measurement) -> bool:
-    return look.size_bytes > earlier.size_bytes or look.files > earlier.files

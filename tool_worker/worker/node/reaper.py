@@ -1,12 +1,12 @@
-"""The reaper removes what closed conversations have left on a node, when their time to live is over.
+"""The reaper removes the files of closed conversations from a node after their time to live.
 
-What was left by processes that were killed goes at once: processes and temporary files of a host that is gone, and
-workspaces that were half filled.
+Leftovers of killed processes are removed at once: processes and temporary files of dead hosts, and partly filled
+workspaces.
 
 Holds:
-    - Only a conversation that its store says is closed is removed, or one that was deleted from its store; another one
-      that the store does not know may be another store's, and stays.
-    - Nothing outside of the node's own directory is removed, and nothing that another conversation works in.
+    - A conversation's files are removed only if its store reports it closed, or if it was deleted from its store. Other
+      conversations that the store does not know may belong to another store and stay.
+    - Nothing outside the node's own directory is removed, and no directory that another conversation uses.
 Does not: remove checkpoints.
 """
 
@@ -37,7 +37,7 @@ class Reaper:
 
     Args:
         root: Directory of the node's workspaces.
-        keep_seconds: how long what a closed conversation has left is kept after its last use.
+        keep_seconds: How long the files of a closed conversation are kept after their last use.
     """
 
     def __init__(self, store: Store, root: Path, keep_seconds: float) -> None:
@@ -47,35 +47,36 @@ class Reaper:
         self._keep_seconds = keep_seconds
 
     async def run(self) -> None:
-        """Sweep now and then, for ever; a failure is logged."""
+        """Sweep every `SWEEP_SECONDS`, forever. Failures are logged."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             try:
                 for conversation_id in await self.sweep():
                     _log.info("removed the workspace of %s", conversation_id, extra=about(conversation_id))
             except (OSError, DeckhandsError) as error:
-                _log.warning("workspaces could not be removed: %s", error)
+                _log.warning("cannot remove workspaces: %s", error)
 
     async def note(self, conversation_id: str) -> None:
-        """Note that a conversation of this store was deleted, if the store does not know it any more. Idempotent.
+        """Mark a conversation's files as deleted if the store no longer knows the conversation. Idempotent.
 
         Raises:
-            StoreError: the store does not say.
+            StoreError: The store cannot be read.
         """
         try:
             await self._conversations.row(conversation_id)
         except UnknownConversation:
-            folder, now = HostFolder(self._root, conversation_id), self._clock.now().timestamp()
+            folder = HostFolder(self._root, conversation_id)
+            now = self._clock.now().timestamp()
             await asyncio.to_thread(folder.mark_deleted, now)
 
     async def sweep(self) -> list[str]:
-        """Remove what is due, and return the conversations it was of. Idempotent.
+        """Remove all due workspaces and return their conversations. Idempotent.
 
-        What cannot be removed is logged, and keeps nothing else from it.
+        A directory that cannot be removed is logged; the sweep continues with the next one.
 
         Raises:
-            OSError: the directory of the workspaces cannot be read.
-            StoreError: the store does not say.
+            OSError: The directory of the workspaces cannot be read.
+            StoreError: The store cannot be read.
         """
         found = await asyncio.to_thread(self._folders)
         removed = []
@@ -97,7 +98,7 @@ class Reaper:
                     await asyncio.to_thread(NoSandbox().kill_stragglers, host_id)
 
     async def _is_due(self, conversation_id: str, found: dict[str, Path]) -> bool:
-        # Cheap checks first: most workspaces are in use, or not closed.
+        # Cheap checks first: most workspaces are in use or not closed.
         now = self._clock.now().timestamp()
         if now - HostFolder(self._root, conversation_id).last_used() / 1e9 < self._keep_seconds:
             return False
@@ -120,14 +121,14 @@ class Reaper:
         folder.create()
         async with folder.opening():
             if folder.is_alive:
-                return False  # its processes end first, when the order to close it is carried out
+                return False  # the order to close it ends its processes first
             doomed = self._root / f"{REMOVED}{secrets.token_hex(8)}"
-            # In one step, so that others find all of it or nothing.
+            # Atomic: other processes see the whole directory or none.
             (self._root / conversation_id).rename(doomed)
         return True
 
     def _folders(self) -> dict[str, Path]:
-        """Return the conversations that have left something, with the directory that each works in."""
+        """Return the conversations with files on this node, each with its working directory."""
         found: dict[str, Path] = {}
         if not self._root.is_dir():
             return found
@@ -148,11 +149,11 @@ def _logging_what_stays(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        _log.warning("what is in %s cannot be removed: %s", name, error)
+        _log.warning("cannot remove all files in %s: %s", name, error)
 
 
 def _left_by(folder: HostFolder) -> str:
-    """Return the id of a dead host that nothing confined and that has left something, or nothing."""
+    """Return the id of a dead, unsandboxed host that left temporary files, or ""."""
     binding = folder.read_binding()
     if binding is None or binding.sandbox != NoSandbox.name or folder.is_alive:
         return ""

@@ -1,9 +1,9 @@
-"""Limits for what the programs of a workspace hold and write besides its actions: see `resource_usage`, `disk_bounds`.
+"""Limits the resources that a workspace's programs hold between actions; see `resource_usage` and `disk_bounds`.
 
-Holds: looking takes at most a twentieth of the time. In a workspace over its limits, the programs that hold the most
-are killed until it is within them; its host, other programs and other workspaces stay.
+Holds: checking takes at most a twentieth of the time. In a workspace over its limits, the largest consumers are killed
+until it is within them; its host, its other programs and other workspaces are not affected.
 Does not: keep a workspace within its limits at every moment. The kernel offers no such limits to unprivileged users, so
-a workspace may exceed them until the next look.
+a workspace may exceed them until the next check.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from tool_worker.workspace import HostFolder, ResourceUsage, start_tick, workspa
 
 SWEEP_SECONDS = 5.0
 PAUSE_FACTOR = 20.0
-TERMINALS, WATCHERS = 64, 32
+TERMINALS = 64
+WATCHERS = 32
 REMEMBERED_NOTICES = 1_000
 
 ENDED = (
@@ -34,12 +35,12 @@ _log = logging.getLogger(__name__)
 
 
 class UsageBounds:
-    """Looks after the workspaces of one node.
+    """Enforces the resource limits of one node's workspaces.
 
     Args:
         root: Directory of the node's workspaces.
-        bound: What each of them may hold.
-        disk: Looks after what their background jobs write; None: nobody does.
+        bound: Limits of each workspace.
+        disk: Limits the disk use of background jobs; None for no such limit.
     """
 
     def __init__(self, root: Path, bound: ResourceUsage, disk: DiskBounds | None = None) -> None:
@@ -49,23 +50,23 @@ class UsageBounds:
         self._notices: OrderedDict[str, str] = OrderedDict()
 
     async def run(self) -> None:
-        """Look at all living workspaces from time to time; never returns."""
+        """Sweep all live workspaces periodically; never returns."""
         loop = asyncio.get_running_loop()
         took = 0.0
         while True:
             await asyncio.sleep(max(SWEEP_SECONDS, PAUSE_FACTOR * took))
-            began = loop.time()
+            started = loop.time()
             try:
                 await self.sweep()
             except OSError as error:
-                _log.warning("what workspaces hold cannot be looked at: %s", error)
-            took = loop.time() - began
+                _log.warning("cannot measure the resources of workspaces: %s", error)
+            took = loop.time() - started
 
     async def sweep(self) -> None:
-        """Look at all living workspaces once, and end what holds too much.
+        """Check all live workspaces once, and kill programs over the limits.
 
         Raises:
-            OSError: the directory of the workspaces cannot be read.
+            OSError: The directory of the workspaces cannot be read.
         """
         for conversation_id, notice in (await asyncio.to_thread(self._swept)).items():
             _log.warning("%s: %s", conversation_id, notice, extra=about(conversation_id))
@@ -74,7 +75,7 @@ class UsageBounds:
                 self._notices.popitem(last=False)
 
     def take_notice(self, conversation_id: str) -> str:
-        """Return the notice of what was killed, once; empty: nothing was."""
+        """Return the notice of killed programs and clear it, or return "" if there is none."""
         return self._notices.pop(conversation_id, "")
 
     def _swept(self) -> dict[str, str]:
@@ -83,7 +84,7 @@ class UsageBounds:
         entries = [entry.name for entry in self._root.iterdir()] if self._root.is_dir() else []
         for name in self._disk.begin_sweep(entries) if self._disk is not None else entries:
             folder = HostFolder(self._root, name)
-            with suppress(OSError):  # it is being removed
+            with suppress(OSError):  # the workspace is being removed
                 if (main_pid := folder.main_pid()) is not None and folder.is_alive:
                     names.add(name)
                     found = (self._bounded(main_pid, (folder.directory, folder.home)), self._stopped(main_pid, folder))
@@ -94,7 +95,8 @@ class UsageBounds:
 
     def _bounded(self, main_pid: int, directories: tuple[Path, ...]) -> str:
         found = workspace_usage(main_pid, directories, self._bound.descriptors)
-        total, count = found.total, 0
+        total = found.total
+        count = 0
         while (holder := found.largest_consumer(self._bound)) is not None:
             found.drop(holder)
             count += _end(holder.pid, holder.start_tick)
@@ -109,7 +111,7 @@ class UsageBounds:
 
 
 def _end(pid: int, tick: int) -> bool:
-    """Kill a process, if it is still there: its number may be somebody else's by now."""
+    """Kill a process if it is still the same one; its process id may have been reused."""
     with suppress(OSError), ExitStack() as closing:
         process = os.pidfd_open(pid)
         closing.callback(os.close, process)

@@ -1,4 +1,4 @@
-"""The steps that an action passes through, outermost first in `tool_worker/worker/executor.py`.
+"""The middleware that an action passes through, in the order given in `tool_worker/worker/executor.py`.
 
 Start with: action_run.
 """

@@ -1,20 +1,25 @@
-"""One claimed action on its way through the steps.
+"""The context of one claimed action, passed through the steps.
 
-Holds: a step uses only what an earlier step has set: `read_action` sets `action`, `make_request` sets `tool` and
+Holds: a step uses only fields that an earlier step has set: `read_action` sets `action`, `make_request` sets `tool` and
 `request`, `open_workspace` sets `host`, `observe` sets `result`.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import sha256
 
 from broker.contract import Action, Event, Observation, OutcomePolicy, codec
 from broker.coordination import ActionClaimed, ActionDelivery, ActionReclaimed, CrashAttribution
 from broker.runtime import DeckhandsError, Rest
 from tool_worker.tools import HostRequest, Tool
-from tool_worker.worker.fingerprints import fingerprint_of
 from tool_worker.workspace import HostResult, OpenWorkspace
+
+NOT_CONTENT = frozenset({"timestamp", "source", "thought", "tool_call_metadata", "traceparent"})
+"""Fields that do not count as content: time, source and wording of the decision."""
+DIGITS = 16
 
 
 @dataclass
@@ -22,12 +27,12 @@ class ActionRun:
     """A claimed action.
 
     Attributes:
-        attribution: of an action that workers have died with.
-        refusal: the answer to the action in place of running it.
-        traceparent: the span of the action; None without tracing.
-        action: with the whole of its long texts.
-        request: the request to the workspace host.
-        result: the reply of the workspace host.
+        attribution: Counts the worker deaths during this action.
+        refusal: If given, the answer to the action; the action does not run.
+        traceparent: Span of the action; None without tracing.
+        action: The action with its long texts in full.
+        request: The request to the workspace host.
+        result: The reply of the workspace host.
     """
 
     delivery: ActionDelivery
@@ -48,12 +53,12 @@ class ActionRun:
 
     @cached_property
     def event(self) -> Event:
-        """The action as it was delivered; raises if it cannot be decoded."""
+        """The action as delivered; raises if it cannot be decoded."""
         return codec.decode(self.delivery.entry, self.delivery.action_id)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells this action from another one that had its number before."""
+        """Tells this action apart from a lost one that had the same number."""
         return fingerprint_of(self.action)
 
     @property
@@ -64,3 +69,14 @@ class ActionRun:
 
 RestOfAction = Rest[ActionRun, Observation]
 RestOfHostCall = Rest[ActionRun, HostResult]
+
+
+def fingerprint_of(action: Action) -> str:
+    """Return sixteen hex digits for the kind and the arguments of an action.
+
+    The fingerprint tells apart two actions with the same number, of which the store lost the first. It depends on the
+    content only, not on the delivery: the same command under the same number in the same conversation is the same
+    action, whose result is collected and which does not run a second time.
+    """
+    content = {name: value for name, value in action.wire().items() if name not in NOT_CONTENT}
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:DIGITS]

@@ -1,6 +1,6 @@
-"""Reads an action, and answers it when it cannot or must not run.
+"""Reads an action, and answers it if it cannot or must not run.
 
-Holds: every failure but one of the store becomes the observation of the action; an unconfirmed action never runs.
+Holds: every failure except one of the store becomes the action's observation; an unconfirmed action never runs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def read_action(log: EventLog, run: ActionRun, rest: RestOfAction) -> Obse
 
 
 async def answer_failures(log: EventLog, run: ActionRun, rest: RestOfAction) -> Observation:
-    """Turn whatever the rest returns or raises into the answer to this action."""
+    """Turn every failure of the inner steps into the action's observation."""
     try:
         return answering(run.action, await rest(run))
     except StoreError:
@@ -48,7 +48,7 @@ async def answer_failures(log: EventLog, run: ActionRun, rest: RestOfAction) -> 
         return answering(run.action, ErrorObservation(content=str(error), error_id=error.code))
     except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an observation)
         text = traceback.format_exc()
-        if log.secrets is not None:  # it may hold what a command was given
+        if log.secrets is not None:  # it may contain a command's input
             text = (await log.secrets.masker(run.conversation_id)).text(text)
         _log.error("action %s of %s\n%s", run.action.id, run.conversation_id, text)
         text = f"The action could not be run: {type(error).__name__}: {error}"
@@ -75,7 +75,7 @@ async def refuse(run: ActionRun, rest: RestOfAction) -> Observation:
 
 
 async def limit_attempts(run: ActionRun, rest: RestOfAction) -> Observation:
-    """Give up an action that several workers have died with."""
+    """Answer an action without running it if too many workers have died during it."""
     if run.claim.attempt > MAX_ATTEMPTS:
         text = f"The action was abandoned after {MAX_ATTEMPTS} workers died with it. It may have taken effect."
         return OutcomeUnknownObservation(content=text)

@@ -1,4 +1,4 @@
-"""Attributes the death of a worker to the action that it was running, but not to one that it only waits for."""
+"""Attributes a worker's death to the action running in it, but not to an action that only waits for its host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tool_worker.workspace import HostResult
 
 
 async def take_turn(run: ActionRun, rest: RestOfAction) -> Observation:
-    """Run an action that workers have died with only when it is its turn."""
+    """Run an action; if workers have died during it, wait for its turn to run alone."""
     try:
         await run.attribution.act()
         return await rest(run)
@@ -17,7 +17,7 @@ async def take_turn(run: ActionRun, rest: RestOfAction) -> Observation:
 
 
 async def rest_while_host_acts(run: ActionRun, rest: RestOfHostCall) -> HostResult:
-    """Take the mark away while only the host acts."""
+    """Clear the action's mark while only the host acts, so that a worker's death does not count against it."""
     await run.attribution.rest()
     result = await rest(run)
     await run.attribution.act()

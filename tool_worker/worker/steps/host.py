@@ -1,9 +1,11 @@
-"""Asks the workspace host to run an action, and turns its result into an observation.
+"""Sends an action with its secrets to the workspace host, and turns the result into an observation.
 
 Holds: an outcome that the host does not know is reported as unknown.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from broker.contract import ErrorObservation, Observation, OutcomeUnknownObservation
 from broker.log import EventLog
@@ -20,7 +22,7 @@ LOST_WITH_HOST = (
 
 
 async def make_request(run: ActionRun, rest: RestOfAction) -> Observation:
-    """Find the tool of the action and make the request to the host, if the action can run at all."""
+    """Find the action's tool and build the request to the host; answer here if the action cannot run."""
     tool = tool_for(run.action.kind)
     if tool is None:
         return ErrorObservation(content=f"This worker has no tool for {run.action.kind}.")
@@ -33,7 +35,7 @@ async def make_request(run: ActionRun, rest: RestOfAction) -> Observation:
 
 
 async def observe(log: EventLog, ask_host: RestOfHostCall, run: ActionRun) -> Observation:
-    """Ask the host, and return the observation of its result."""
+    """Call the host, and return the observation of its result."""
     run.result = await ask_host(run)
     failpoint("tool.after_result")
     if run.result.is_other:
@@ -45,7 +47,7 @@ async def observe(log: EventLog, ask_host: RestOfHostCall, run: ActionRun) -> Ob
 
 
 async def run_on_host(run: ActionRun) -> HostResult:
-    """Let the host run the action, or return the result that its journal has."""
+    """Run the action on the host, or return its result from the host's journal."""
     return await run.host.run(
         run.action.id,
         run.request.tool,
@@ -53,3 +55,15 @@ async def run_on_host(run: ActionRun) -> HostResult:
         may_repeat=run.may_repeat,
         fingerprint=run.fingerprint,
     )
+
+
+async def pass_secrets(log: EventLog, run: ActionRun, rest: RestOfAction) -> Observation:
+    """Add the secrets that a command names to its request, and no others."""
+    request = run.request
+    is_command = request.tool == "acp" or (request.tool == "bash" and not request.arguments["is_input"])
+    if log.secrets is not None and is_command:
+        command = request.arguments["command"]
+        wanted = await log.secrets.wanted_by(run.conversation_id, command, claimed=run.claim.secrets)
+        if wanted:
+            run.request = replace(request, arguments={**request.arguments, "env": wanted})
+    return await rest(run)

@@ -1,8 +1,8 @@
-"""Comparing a workspace host's journal with the log: the host may have carried out what the store has lost.
+"""Compares a workspace host's journal with the log: the host may have run actions that the store has lost.
 
-Holds: a host is asked when it is attached and whenever the store was away; if its newest action is not in the log, the
-log names the gap, and nothing that was decided before that is begun in the workspace.
-Does not: believe a host anything but its own journal; at worst it keeps its own conversation from acting.
+Holds: the comparison is made when a host is attached and after every reconnect to the store. If the host's newest
+action is not in the log, the log records the gap, and no action decided before the gap starts in the workspace.
+Does not: trust a host beyond its own journal; a false journal can only block the host's own conversation.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from broker.coordination import ActionReclaimed
 from broker.log import EventLog, name_gap
 from broker.runtime import CorruptEntry, DeckhandsError, EventsLost, failpoint
 from tool_worker.host.protocol import NEVER_STARTED, OTHER, RECORDED, RUNNING
-from tool_worker.worker.fingerprints import fingerprint_of
-from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
+from tool_worker.worker.steps.action_run import ActionRun, RestOfAction, fingerprint_of
 
 NOT_CARRIED_OUT = (
     "This action was not run. It was decided before it was known that the store had lost events of this conversation: "
@@ -29,24 +28,24 @@ LOST_BY_REBOOT = (
 
 
 async def check_journal(log: EventLog, run: ActionRun, rest: RestOfAction) -> Observation:
-    """Do not start an action that is outdated, or that may have run before a reboot.
+    """Answer an action, instead of starting it, if it is outdated or may have run before a reboot.
 
     Raises:
-        HostLost: the host does not answer.
+        HostLost: The host does not answer.
     """
     if await _is_outdated(log, run):
         return OutcomeUnknownObservation(content=NOT_CARRIED_OUT)
     failpoint("tool.before_run")
     if isinstance(run.claim, ActionReclaimed) and not run.may_repeat:
         status = await run.host.status(run.action.id)
-        # A dead worker had claimed it, and it is missing from a journal that a reboot may have cut.
+        # A dead worker had claimed the action, and it is missing from a journal that a reboot may have truncated.
         if status.state == NEVER_STARTED and not status.is_certain:
             return OutcomeUnknownObservation(content=LOST_BY_REBOOT)
     return await rest(run)
 
 
 async def _is_outdated(log: EventLog, run: ActionRun) -> bool:
-    """Return whether an action was decided before its log named a gap, and has not been started."""
+    """Return whether the action was decided before a recorded gap and has not started."""
     host = run.host
     connects = log.store.connection.connects
     if host.connection.checked_at != connects:
@@ -61,13 +60,13 @@ async def _is_outdated(log: EventLog, run: ActionRun) -> bool:
 
 
 async def log_reused_number(log: EventLog, action: Action, conversation_id: str) -> None:
-    """Record in the log that the number of an action belonged to another one before."""
+    """Record in the log that another action had the same number before."""
     lost = EventsLost(conversation_id, action.id, action.id, OTHER)
     await name_gap(log, lost, noticed_by="a workspace host")
 
 
 async def _gap_behind(log: EventLog, conversation_id: str, action_id: int, fingerprint: str) -> int:
-    """Return where the log says that it has lost this action, which a host has begun; 0 if it has it."""
+    """Return the id of the gap event if the log has lost this action of the host; 0 if the log has the action."""
     try:
         event = codec.decode(await log.entry(conversation_id, action_id), action_id)
         event = await log.blobs.whole(conversation_id, event)
@@ -76,6 +75,6 @@ async def _gap_behind(log: EventLog, conversation_id: str, action_id: int, finge
     except CorruptEntry:
         pass  # there is no such event
     except DeckhandsError:
-        return 0  # there is one that cannot be read here
+        return 0  # the event exists but cannot be read here
     lost = EventsLost(conversation_id, await log.last_id(conversation_id), action_id, fingerprint)
     return await name_gap(log, lost, noticed_by="a workspace host")

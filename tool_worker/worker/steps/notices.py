@@ -1,7 +1,7 @@
-"""Adds to an observation what the model has to know besides the result of its action.
+"""Adds notices for the model to the observation of an action.
 
-Holds: refusals of the proxy come first, because most programs do not say why they were refused; a notice is added to an
-observation of the host only, and taken once.
+Holds: proxy refusals come first, because most programs do not report why they were refused. A notice is added only to
+an observation of the host, and only once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Notices:
     """Adds the notices of one worker.
 
     Attributes:
-        refusals: how often proxies have refused a host to a workspace, the same one once for each action.
+        refusals: Number of times that egress proxies refused a host to a workspace; each host counts once per action.
     """
 
     def __init__(self, workspaces: Workspaces, quota: Quota | None, held: UsageBounds | None) -> None:

@@ -1,6 +1,6 @@
-"""Appends the observation of an action, and notes its change of the workspace for the next checkpoint.
+"""Appends an action's observation, and notes a change of the workspace for the next checkpoint.
 
-Holds: an observation that cannot be appended is replaced by an error that can.
+Holds: an observation that cannot be appended is replaced by an error observation.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Recorder:
     """Appends observations to the log.
 
     Args:
-        checkpointing: saves workspaces; None: nothing does.
-        figures: counts the observations.
+        checkpointing: Saves workspaces; None if they are not saved.
+        figures: Counts the observations.
     """
 
     def __init__(self, log: EventLog, *, worker_id: str, checkpointing: Checkpointing | None, figures: Figures) -> None:
@@ -34,7 +34,10 @@ class Recorder:
         self._figures = figures
 
     async def record(self, run: ActionRun, rest: RestOfAction) -> Observation:
-        """Append the outcome of the rest. Idempotent: a second observation of an action is refused as a duplicate."""
+        """Append the observation of the inner steps.
+
+        Idempotent: a second observation of an action is refused as a duplicate.
+        """
         failpoint("tool.after_claim")
         observation = await rest(run)
         self._figures.add("actions", label=observation.kind)
@@ -46,7 +49,7 @@ class Recorder:
             await self._append(self._log, run.delivery, instead_of(observation, text, error))
         except SecretsLocked as error:
             text = f"The result of this action cannot be recorded, because nothing can be hidden in it: {error}"
-            # This text itself has nothing to hide.
+            # This text contains no secrets.
             await self._append(EventLog(self._log.store), run.delivery, instead_of(observation, text, error))
         failpoint("tool.after_append")
         if self._checkpointing is not None and run.delivery.workspace.path is None:
@@ -54,7 +57,7 @@ class Recorder:
         return observation
 
     async def _append(self, log: EventLog, delivery: ActionDelivery, observation: Observation) -> None:
-        # What could not be read has no checksum to go by.
+        # An unreadable action has no checksum.
         is_unread = isinstance(observation, ErrorObservation) and observation.error_id == CorruptEntry.code
         checksum = "" if is_unread else codec.checksum_of(delivery.entry)
         try:
@@ -66,5 +69,5 @@ class Recorder:
                 checksum=checksum,
             )
         except EventsLost as lost:
-            _log.warning("an action is not in its log any more: %s", lost.message)
+            _log.warning("an action is no longer in its log: %s", lost.message)
             await name_gap(self._log, lost, noticed_by="the tool worker that carried it out")

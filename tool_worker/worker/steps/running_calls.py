@@ -1,8 +1,8 @@
-"""The calls of custom tools that run in this worker, so that they can be stopped.
+"""The running calls of custom tools in this worker, so that they can be stopped.
 
-Holds: a call that was stopped, or that the log answers already because its conversation was stopped, learns it within a
-second, no matter which worker got the order. Coroutines are cancelled; threads and remote tasks are asked to stop.
-Does not: append anything: the call was answered when it was stopped.
+Holds: a call is notified within a second if it was stopped, or if the log already answers it because its conversation
+was stopped, no matter which worker got the order. Coroutines are cancelled; threads and remote tasks are asked to stop.
+Does not: append anything; the call was answered when it was stopped.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ STOP_LIMIT_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 Call = tuple[str, int, str]
-"""Conversation, number and fingerprint."""
+"""Conversation id, action id and fingerprint."""
 
 
 class RunningCalls:
     """The calls of one worker.
 
     Args:
-        is_answered: Returns whether an action, by conversation and id, has its observation.
-        stop_seconds: How long a call may take to tidy up when it is stopped; then nobody waits for it any more.
+        is_answered: Returns whether an action, given by conversation and id, has its observation.
+        stop_seconds: How long a stopped call may take to clean up; after that it is abandoned.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class RunningCalls:
         self._running: dict[Call, tuple[asyncio.Task[Observation], ToolContext]] = {}
 
     async def run(self, context: ToolContext, call: Coroutine[Any, Any, Observation]) -> Observation:
-        """Carry a call out, to its end or until it is stopped."""
+        """Run a call until it ends or is stopped."""
         key = (context.conversation_id, context.action_id, context.fingerprint)
         task = asyncio.create_task(call, name=f"call {key[1]} of {key[0]}")
         self._running[key] = (task, context)
@@ -56,12 +56,12 @@ class RunningCalls:
                 return await _stopped(task, self._stop_seconds)
             return task.result()
         finally:
-            # When the worker stops, the call is left to the next one, so it does not count as cancelled.
+            # When the worker stops, the next worker takes the call over, so the call does not count as cancelled.
             task.cancel()
             del self._running[key]
 
     def stop(self, conversation_id: str, action_id: int) -> bool:
-        """Stop a call; return whether it ran here. Idempotent."""
+        """Stop a call; return whether it was running here. Idempotent."""
         found = [call for key, call in self._running.items() if key[:2] == (conversation_id, action_id)]
         for task, context in found:
             context.cancelled.set()
@@ -72,7 +72,7 @@ class RunningCalls:
 async def _stopped(task: asyncio.Task[Observation], limit_seconds: float) -> Observation:
     done, _ = await asyncio.wait({task}, timeout=limit_seconds)
     if not done:
-        _log.warning("%s does not stop; it is left alone", task.get_name())
+        _log.warning("%s does not stop; it is abandoned", task.get_name())
     elif not task.cancelled() and task.exception() is None:
         return task.result()
     return ErrorObservation(content="The call was stopped.", error_id="cancelled")

@@ -1,6 +1,6 @@
-"""The spans of a tool worker: one of each action, and in it one of the tool that runs.
+"""The tracing spans of a tool worker: one per action, and inside it one for its tool.
 
-Does not: write down commands, arguments or results.
+Does not: record commands, arguments or results.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from tool_worker.worker.steps.action_run import ActionRun, RestOfAction
 
 
 class Spans:
-    """Makes the spans of one worker, if `tracing` is on."""
+    """Creates the spans of one worker if `tracing` is on."""
 
     def __init__(self, tracing: Tracing, worker_id: str) -> None:
         self._tracing = tracing
         self._worker_id = worker_id
 
     async def trace_action(self, run: ActionRun, rest: RestOfAction) -> Observation:
-        """Make the span of an action; its parent is that of the action, else of its conversation."""
+        """Create the span of an action. Its parent is the action's span, or else the conversation's."""
         if not self._tracing.is_on:
             return await rest(run)
         attributes: dict[str, Value] = {
@@ -31,7 +31,7 @@ class Spans:
             "deckhands.worker.id": self._worker_id,
         }
         parent = None
-        with suppress(DeckhandsError):  # an action that cannot be read has a span, too
+        with suppress(DeckhandsError):  # an undecodable action has a span, too
             parent = run.event.traceparent if isinstance(run.event, Action) else None
         parent = parent or traceparent_of(run.conversation_id)
         with self._tracing.span("action", parent, kind="consumer", attributes=attributes) as span:
@@ -39,7 +39,7 @@ class Spans:
             return await rest(run)
 
     async def trace_tool(self, run: ActionRun, rest: RestOfAction) -> Observation:
-        """Make the span of the tool that an action runs."""
+        """Create the span of the action's tool."""
         if not self._tracing.is_on:
             return await rest(run)
         action = run.action

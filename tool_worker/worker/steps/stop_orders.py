@@ -1,8 +1,8 @@
-"""Orders to stop actions that have not begun yet: their workspace is being opened, or another worker got the order.
+"""Orders to stop actions that have not started: their workspace is still being opened, or another worker got the order.
 
-Holds: an action that was ordered to stop here before it began is not begun, nor is one that another worker had and the
-log has answered since; any other that the log answered before it began is stopped when it has run for a second.
-Does not: stop what runs; the host does.
+Holds: an action does not start if this worker got the order to stop it, or if another worker had it before and the log
+already answers it. Any other action that the log already answers is stopped after it has run for a second.
+Does not: stop running actions; the host does.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _Key = tuple[str, int]
 
 
 class StopOrders:
-    """The orders to one worker.
+    """The stop orders to one worker.
 
     Args:
-        is_answered: Returns whether an action, by conversation and id, has its observation.
+        is_answered: Returns whether an action, given by conversation and id, has its observation.
     """
 
     def __init__(self, is_answered: Callable[[str, int], Awaitable[bool]]) -> None:
@@ -36,9 +36,9 @@ class StopOrders:
         self._checks: set[asyncio.Task[bool]] = set()
 
     async def listen(self, run: ActionRun, rest: RestOfAction) -> Observation:
-        """Take orders about an action while this worker has it.
+        """Accept stop orders for an action while this worker has it.
 
-        An action that another worker had may have started: the host knows, and an order reaches it there.
+        An action that another worker had may already run; then the order reaches it through the host.
         """
         if not isinstance(run.claim, ActionClaimed):
             return await rest(run)
@@ -50,21 +50,21 @@ class StopOrders:
             self._is_stopped.pop(key, None)
 
     def note(self, conversation_id: str, action_id: int = 0) -> None:
-        """Take an order to stop an action; 0: all of its conversation."""
+        """Record the order to stop an action, or all actions of the conversation if `action_id` is 0."""
         for key in self._is_stopped:
             if key[0] == conversation_id and action_id in (0, key[1]):
                 self._is_stopped[key] = True
 
     async def obey(self, run: ActionRun, rest: RestOfHostCall) -> HostResult:
-        """Start an action only without an order to stop it, and look after a second whether it was answered before.
+        """Start an action unless it was ordered to stop; after a second, stop it if the log already answers it.
 
         Raises:
-            StoppedBeforeItBegan: there was an order to stop it.
+            StoppedBeforeItBegan: The action was ordered to stop.
         """
         host = run.host
         action_id = run.action.id
         is_stopped = self._is_stopped.get((host.conversation_id, action_id))
-        if is_stopped is None:  # another worker had it: the order to stop it may have come between the two
+        if is_stopped is None:  # another worker had the action, and the stop order may have come between the two
             is_stopped = await self._stop_if_answered(host, action_id)
         if is_stopped:
             raise StoppedBeforeItBegan
@@ -81,7 +81,7 @@ class StopOrders:
             timer.cancel()
 
     async def _stop_if_answered(self, host: OpenWorkspace, action_id: int) -> bool:
-        """Stop an action that the log has answered; return whether it has."""
+        """Stop an action if the log answers it; return whether the log does."""
         is_answered = False
         with contextlib.suppress(HostLost, StoreError):
             is_answered = await self._is_answered(host.conversation_id, action_id)

@@ -1,7 +1,7 @@
-"""Prepares the workspace of an action: filled from its source, restored from its checkpoint, opened.
+"""Prepares the workspace of an action: fills it from its source, restores it from its checkpoint, opens it.
 
-Holds: an action never runs in a workspace that has lost what earlier actions wrote; its observation says so if no
-sandbox confined it.
+Holds: an action never runs in a workspace that has lost the writes of earlier actions. If no sandbox confined an
+action, its observation says so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tool_worker.workspace import Checkpointing, WorkspaceOpener, Workspaces
 async def fill_workspace(
     opener: WorkspaceOpener, checkpointing: Checkpointing | None, run: ActionRun, rest: RestOfAction
 ) -> Observation:
-    """Fill a new workspace from its source, and save it as it is then."""
+    """Fill a new workspace from its source, and save its original state."""
     if not isinstance(run.action, OpenWorkspaceAction):
         return await rest(run)
     source = run.delivery.workspace.source
@@ -52,7 +52,7 @@ async def fill_workspace(
 async def recover_workspace(
     checkpointing: Checkpointing, workspaces: Workspaces, run: ActionRun, rest: RestOfAction
 ) -> Observation:
-    """Restore a workspace that is not on this node; if anything of it is lost, say so in place of the action."""
+    """Restore a workspace that is not on this node; report lost files instead of running the action."""
     spec = run.delivery.workspace
     if spec.path is None:
         moves = run.claim.moves
@@ -77,7 +77,7 @@ async def open_workspace(workspaces: Workspaces, log: EventLog, run: ActionRun, 
         return observation
     changes: dict[str, Any] = {"unsandboxed": True}
     if isinstance(observation, SurveyObservation):
-        changes["scripts"] = ()  # a repository's scripts are not trusted
+        changes["scripts"] = ()  # a repository's scripts are untrusted
     return observation.model_copy(update=changes)
 
 

@@ -1,4 +1,4 @@
-"""Saved copies of workspaces: when they are made, where they are kept, how they are restored.
+"""Saved copies of workspaces: saves, stores and restores them.
 
 Start with: checkpointing.
 """

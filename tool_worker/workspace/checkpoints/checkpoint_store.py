@@ -1,19 +1,19 @@
-"""Saved copies of workspaces, from which any node can continue.
+"""Stored checkpoints of workspaces, from which any node can continue.
 
     objects/<2>/<sha256>           a piece of a file, compressed, under the hash of its content
-    bases/<conversation>           the same of what a workspace began with
+    bases/<conversation>           the manifest of the workspace's original state
     checkpoints/<conversation>     the latest manifest: every entry of the workspace, files as lists of pieces
-    history/<conversation>/<event> manifests by the event that they contain the effects of: the first and the last ones
+    history/<conversation>/<event> manifests by the last event whose effects they contain: the first and the last ones
 
 Holds:
-    - What did not change since the last checkpoint is neither read nor written again.
-    - A manifest is written after all that it names, and replaces the previous one in one step: restoring yields a
-      whole checkpoint, the last or the one before.
-    - What is restored is checked against its hash, and stays below the directory.
-    - An entry is left out only if it changed while it was looked at, never because the place, or we, lack something.
+    - Files that did not change since the last checkpoint are neither read nor written again.
+    - A manifest is written after all its pieces, and replaces the previous one atomically: a restore yields a whole
+      checkpoint, either the last or the one before.
+    - Restored content is checked against its hash, and stays below the directory.
+    - An entry is left out only if it changed while it was read, never because of a failure of the storage or of ours.
 Does not:
-    - Save shells, processes, or what lies outside of the workspace.
-    - Take back the space of checkpoints that are gone; `removal` does.
+    - Save shells, processes, or files outside of the workspace.
+    - Free the space of removed checkpoints; `removal` does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-
 
 from broker.runtime import Clock, check_conversation_id
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, FileUnfit
-from tool_worker.workspace.checkpoints.manifest import are_sound, encoded
 from tool_worker.workspace.files.file_tree import (
     DIRECTORY,
     FILE,
@@ -54,17 +53,17 @@ from tool_worker.workspace.files.staging import put, staging_in
 VERSION = 1
 CHECKPOINTS, BASES, HISTORY = "checkpoints", "bases", "history"
 KEPT_CHECKPOINTS = 10
-"""How many of a conversation are kept for forks: the first one, and the last ones."""
+"""How many checkpoints of a conversation are kept for forks: the first one, and the last ones."""
 PIECE_BYTES = 8 * 2**20
 MAX_MANIFEST_BYTES = 256 * 2**20
 MODE_BITS = 0o777
-"""What is restored of a mode: a set-user-id file would run as the user who restores it."""
+"""The mode bits that are restored. A set-user-id file would run as the user who restores it."""
 UNSETTLED_NS = 50_000_000
-"""A file that changed so shortly before may change again within the same tick of the clock, and is read next time."""
+"""A file that changed this recently may change again within the same clock tick, so it is read again next time."""
 RENEWED_SECONDS = 3 * 86_400.0
-"""A piece that is older is written again when a checkpoint names it: it may be about to be dropped as unused."""
+"""An older piece is written again when a checkpoint uses it: a removal may be about to drop it as unused."""
 ROUNDS = 100
-"""How often what its owner has closed to himself is opened, each time one level deeper."""
+"""How often unreadable entries are made readable, one directory level deeper each time."""
 
 _Rows = list[list[Any]]
 _Pieces = dict[str, tuple[tuple[int, ...], list[str]]]
@@ -72,15 +71,15 @@ _Pieces = dict[str, tuple[tuple[int, ...], list[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What one checkpoint holds.
+    """The figures of one checkpoint.
 
     Attributes:
-        files: entries of every kind.
-        size_bytes: of all regular files.
-        read_bytes: of those that had to be read because they may have changed.
-        written_bytes: what was added to the store for them.
-        event: the last event of the log when it was saved; None: it does not say.
-        source: the conversation that it was copied from; empty: it is its own.
+        files: Number of entries of every kind.
+        size_bytes: Size of all regular files.
+        read_bytes: Size of the files that were read because they may have changed.
+        written_bytes: Bytes added to the storage for them.
+        event: The last event of the log when it was saved; None if not recorded.
+        source: The conversation that it was copied from; empty if it is the conversation's own.
     """
 
     files: int
@@ -93,15 +92,15 @@ class Checkpoint:
 
 @dataclass(slots=True)
 class SavedFiles:
-    """What the last checkpoint of a workspace knew of its files; losing it costs time and nothing else."""
+    """The files of a workspace's last checkpoint. A cache: losing it only costs time."""
 
     pieces: _Pieces = field(default_factory=dict)
 
 
 class Checkpoints:
-    """The checkpoints in one place, such as `file:///shared/checkpoints` or `s3://bucket/deckhands`.
+    """The checkpoints at one URL, such as `file:///shared/checkpoints` or `s3://bucket/deckhands`.
 
-    All calls block, for as long as the place takes.
+    All calls block on the storage.
     """
 
     def __init__(self, url: str, clock: Clock, *, limits: TreeLimits | None = None, folder: str = CHECKPOINTS) -> None:
@@ -115,13 +114,13 @@ class Checkpoints:
         """Save a workspace.
 
         Args:
-            event: the last event of the log, whose effects are in the files; forks at it or later can begin with this.
-            known: from the last checkpoint of this workspace in this place; brought up to date.
+            event: The last event of the log, whose effects are in the files; forks at it or later can start from this.
+            known: The files of this workspace's last checkpoint in this storage; updated in place.
 
         Raises:
-            WorkspaceTooLarge: beyond the limits; the last checkpoint stays.
-            CheckpointsUnavailable: the place cannot be used; the last checkpoint stays.
-            OSError: the workspace cannot be read; the last checkpoint stays.
+            WorkspaceTooLarge: The workspace exceeds the limits; the last checkpoint stays.
+            CheckpointsUnavailable: The storage cannot be used; the last checkpoint stays.
+            OSError: The workspace cannot be read; the last checkpoint stays.
         """
         with Directory(workspace) as directory, OpenedUp(directory) as opened_up:
             for _ in range(ROUNDS):
@@ -146,7 +145,7 @@ class Checkpoints:
     def _save_entries(
         self, directory: Directory, known: SavedFiles, closed: list[str]
     ) -> tuple[_Rows, _Pieces, Checkpoint]:
-        """Save the content of all files that may have changed; `closed` gets what could not be read."""
+        """Save the content of all files that may have changed; append unreadable paths to `closed`."""
         began_ns = int(self._clock.now().timestamp() * 1e9)
         read = written = size = 0
         saved: _Pieces = {}
@@ -164,10 +163,10 @@ class Checkpoints:
                         closed.append(entry.path)
                         continue
                     except FileUnfit:
-                        continue  # it became something else
+                        continue  # no longer a regular file
                     except OSError as error:
                         if is_of_the_entry(error):
-                            continue  # it went away
+                            continue  # the file was removed
                         raise
                     written += added
                     read += entry.size
@@ -178,23 +177,21 @@ class Checkpoints:
         return rows, saved, Checkpoint(len(rows), size, read, written)
 
     def has(self, conversation_id: str) -> bool:
-        """Say whether there is a checkpoint of a conversation's workspace.
+        """Return whether a conversation's workspace has a checkpoint.
 
         Raises:
-            CheckpointsUnavailable: the place cannot be asked.
+            CheckpointsUnavailable: The storage cannot be read.
         """
         return self._exists(self._manifest(conversation_id))
 
     def restore(self, conversation_id: str, workspace: Path) -> Checkpoint:
-        """Make a workspace as the last checkpoint has it; the directory must not be there yet.
-
-        It appears whole or not at all.
+        """Restore a workspace from its last checkpoint, atomically; the directory must not exist yet.
 
         Raises:
-            FileNotFoundError: there is no checkpoint.
-            FileExistsError: there is something at its place.
-            CheckpointCorrupt: the checkpoint is damaged.
-            CheckpointsUnavailable, OSError: it cannot be fetched, or put there.
+            FileNotFoundError: There is no checkpoint.
+            FileExistsError: The directory exists.
+            CheckpointCorrupt: The checkpoint is damaged.
+            CheckpointsUnavailable, OSError: The checkpoint cannot be read, or the directory cannot be written.
         """
         manifest = self._manifest_at(self._manifest(conversation_id))
         rows: _Rows = manifest["entries"]
@@ -205,7 +202,7 @@ class Checkpoints:
             draft = folder / workspace.name
             draft.mkdir(mode=0o700)
             size = sum(self._restore_entry(draft, row) for row in rows)
-            # Directories last: one without the right to write would take nothing, and each entry changes its time.
+            # Directories last: one without write permission could not be filled, and each entry changes its time.
             for path, _, mode, mtime_ns, _, _ in reversed([row for row in rows if row[1] == DIRECTORY]):
                 (draft / path).chmod(mode & MODE_BITS)
                 os.utime(draft / path, ns=(mtime_ns, mtime_ns))
@@ -213,14 +210,14 @@ class Checkpoints:
         return replace(self._about(manifest), size_bytes=size)
 
     def about(self, conversation_id: str) -> Checkpoint:
-        """Return what the last checkpoint of a conversation says of itself; raises what `restore` does."""
+        """Return the figures of a conversation's last checkpoint. Raises the same errors as `restore`."""
         return self._about(self._manifest_at(self._manifest(conversation_id)))
 
     def copy(self, source_id: str, target_id: str, *, at: int | None = None) -> bool:
-        """Let a fork begin with a checkpoint of its source; return whether there was one. Nothing is copied twice.
+        """Give a fork a checkpoint of its source; return whether there was one. Pieces are shared, not copied.
 
         Args:
-            at: the event of the fork: the last checkpoint at or before it is copied, or else the first one after it.
+            at: The event of the fork: the last checkpoint at or before it is used, or else the first one after it.
         """
         if not self.has(source_id):
             return False
@@ -256,7 +253,7 @@ class Checkpoints:
             target.mkdir(mode=0o700)
             return 0
         if kind == LINK:
-            # Nothing stands below a link, so that none is written through it.
+            # No entry is below a link, so nothing is written through it.
             target.symlink_to(content)
             return 0
         size = 0
@@ -283,7 +280,8 @@ class Checkpoints:
         return manifest
 
     def _about(self, manifest: dict[str, Any]) -> Checkpoint:
-        event, source = manifest.get("event"), manifest.get("source")
+        event = manifest.get("event")
+        source = manifest.get("source")
         return Checkpoint(
             len(manifest["entries"]),
             0,
@@ -292,7 +290,7 @@ class Checkpoints:
         )
 
     def _nearest(self, conversation_id: str, at: int | None) -> str:
-        """Return the manifest that fits an event best."""
+        """Return the path of the manifest closest to an event."""
         events = self._events(conversation_id) if at is not None else []
         if at is None or not events or events[-1] <= at:
             return self._manifest(conversation_id)
@@ -300,7 +298,7 @@ class Checkpoints:
         return f"{self._history(conversation_id)}/{chosen:012}"
 
     def _events(self, conversation_id: str) -> list[int]:
-        """Return the events of the checkpoints that are kept, in order."""
+        """Return the events of the kept checkpoints, in order."""
         folder = self._history(conversation_id)
         with self._using():
             self._files.invalidate_cache()
@@ -315,7 +313,7 @@ class Checkpoints:
 
     @contextmanager
     def _using(self, *passing: type[Exception]) -> Iterator[None]:
-        """Make one error of whatever the client of the place raises, but for those that are named."""
+        """Turn every error of the storage client into `CheckpointsUnavailable`, except the types in `passing`."""
         try:
             yield
         except passing:
@@ -328,15 +326,15 @@ class Checkpoints:
             if not isinstance(self._files, LocalFileSystem):
                 return bool(self._files.exists(path))
             try:
-                Path(path).stat()  # what cannot be looked at may be there
+                Path(path).stat()  # other errors do not prove that it is missing
             except FileNotFoundError:
                 return False
             return True
 
     def _is_fresh(self, path: str) -> bool:
-        """Say whether a piece is there, and was written so lately that nobody drops it as unused meanwhile."""
+        """Return whether a piece exists and is too recent to be dropped as unused meanwhile."""
         if type(self._files).modified is AbstractFileSystem.modified:
-            return self._exists(path)  # a place that does not say, and from which nothing is dropped
+            return self._exists(path)  # this storage reports no times, so nothing is dropped from it
         with self._using():
             try:
                 written = self._files.modified(path)
@@ -351,7 +349,7 @@ class Checkpoints:
             if isinstance(self._files, LocalFileSystem):
                 _replace(Path(path), packed)
             else:
-                self._files.pipe_file(path, packed)  # object stores put whole objects
+                self._files.pipe_file(path, packed)  # object stores write objects atomically
         return len(packed)
 
     def _read(self, path: str, limit_bytes: int) -> bytes:
@@ -389,3 +387,29 @@ def _read_up_to(descriptor: int, limit_bytes: int) -> bytes:
         chunks.append(chunk)
         missing -= len(chunk)
     return b"".join(chunks)
+
+
+def encoded(manifest: dict[str, Any]) -> bytes:
+    """Serialize a manifest."""
+    return json.dumps(manifest, separators=(",", ":")).encode("ascii")
+
+
+def pieces_of(rows: list[list[Any]]) -> Iterator[str]:
+    """Yield the hashes of all pieces of a checkpoint's files."""
+    for row in rows:
+        if row[1] == FILE:
+            yield from row[5]
+
+
+def are_sound(rows: list[list[Any]]) -> bool:
+    """Return whether every entry's directory precedes it, so that no entry leads out, even through a link."""
+    directories = {""}
+    for row in rows:
+        folder, _, name = row[0].rpartition("/")
+        if len(row) != 6 or name in ("", ".", "..") or "\0" in name or folder not in directories:
+            return False
+        if row[1] == DIRECTORY:
+            directories.add(row[0])
+        elif row[1] not in (FILE, LINK):
+            return False
+    return True

@@ -1,10 +1,11 @@
-"""When workspaces are saved, and how they come back on a node that does not have them.
+"""Decides when workspaces are saved, and restores them on a node that does not have them.
 
 Holds:
-    - A workspace that is not on this node is restored, or reported as lost. The first action that needs it is not run;
-      its answer says what happened to the files. Nothing runs in an empty or outdated directory without that notice.
-    - One workspace is saved by one worker at a time; saving blocks no other conversation.
-Does not: save directories that somebody gave us by their path; they are not ours to copy.
+    - A workspace that is not on this node is restored, or reported as lost. The first action that needs it does not
+      run; its observation reports the state of the files. No action runs in an empty or outdated directory without
+      that notice.
+    - One worker at a time saves a workspace; saving does not block other conversations.
+Does not: save directories that users named by path.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.opening.workspace_opener import BASE, WorkspaceOpener
 
 REMEMBERED_WORKSPACES = 500
-MOVES, SAVING = "moves", "saving.lock"
+MOVES = "moves"
+SAVING = "saving.lock"
 
 GONE = (
     "Later changes, everything in the home (installed packages, settings, keys) and in /tmp, shell variables and "
@@ -64,7 +66,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _SaveState:
-    """What is remembered of a workspace between two checkpoints."""
+    """The state of a workspace between two checkpoints."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     files: SavedFiles = field(default_factory=SavedFiles)
@@ -76,10 +78,10 @@ class Checkpointing:
 
     Args:
         root: Directory of the node's workspaces.
-        checkpoints: None: nothing is saved, and what is not here is lost.
-        every: after how many actions that may change files a workspace is saved.
-        bases: where what workspaces began with is saved; None: nowhere.
-        opener: sets up again what was never saved; None: nothing is set up again.
+        checkpoints: Storage of checkpoints; if None, nothing is saved, and workspaces not on this node are lost.
+        every: Number of actions with possible file changes between two checkpoints.
+        bases: Storage of the workspaces' original states; None to save none.
+        opener: Opens workspaces without a checkpoint again from their source; None to report them as lost.
     """
 
     def __init__(
@@ -109,45 +111,47 @@ class Checkpointing:
         fingerprint: str = "",
         moves: int = 0,
     ) -> str | None:
-        """Make sure that a workspace is what its conversation believes.
+        """Make sure that a workspace is in the state that its conversation expects.
 
         Args:
-            source: what it began with.
-            fingerprint: of the action, see `fingerprints`.
-            moves: see `has_moved_away`.
+            source: Source of the workspace.
+            fingerprint: Fingerprint of the action, see `fingerprint_of`.
+            moves: See `has_moved_away`.
 
         Returns:
-            None if it is, or what the action is to be answered with instead of being carried out. Said once.
-            Idempotent.
+            None if the workspace is as expected; else the text that answers the action in place of running it. The same
+            action gets the same answer again, later actions get None. Idempotent.
 
         Raises:
-            CheckpointsUnavailable: what was saved cannot be fetched or put there now; the next action tries again.
+            CheckpointsUnavailable: The checkpoint cannot be read or restored now; the next action tries again.
         """
         directory = self._directory(conversation_id)
-        told, asked = directory.with_name("recovery.json"), (action_id, fingerprint)
+        note_path = directory.with_name("recovery.json")
+        action_key = (action_id, fingerprint)
         if directory.exists():
-            return _told_to(asked, told)
+            return _told_to(action_key, note_path)
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         async with async_staging_in(directory.parent) as removed:
             _move_what_is_beside(HostFolder(self._root, conversation_id), removed)
         directory.with_name(MOVES).write_text(str(moves))
-        notice = await self._recovered(conversation_id, asked, told, source)
-        # From here on it is a workspace like any other, empty as it may be.
+        notice = await self._recovered(conversation_id, action_key, note_path, source)
+        # From now on, this is an ordinary workspace, even if it is empty.
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return notice
 
     async def has_moved_away(self, conversation_id: str, moves: int) -> bool:
-        """Say whether a workspace that is here has meanwhile continued elsewhere.
+        """Return whether the conversation has continued on another node since it last used this workspace.
 
         Args:
-            moves: how often it was moved away from a lost node.
+            moves: How often the conversation was moved away from a lost node.
         """
         directory = self._directory(conversation_id)
-        # One that has moved more often than the store knows is the latest there is: the store has lost its tail.
+        # If the workspace has moved more often than the store knows, the store has lost its tail, and this is the
+        # latest.
         return directory.exists() and _moves(directory) < moves
 
     async def discard(self, conversation_id: str) -> None:
-        """Remove a workspace that has continued elsewhere; its processes have ended."""
+        """Remove a workspace that has continued on another node. Its processes must have ended."""
         directory = self._directory(conversation_id)
         async with async_staging_in(directory.parent) as removed:
             directory.rename(removed / directory.name)
@@ -155,30 +159,34 @@ class Checkpointing:
             self._kept.pop(conversation_id, None)
 
     async def _recovered(
-        self, conversation_id: str, asked: tuple[int, str], told: Path, source: GitSource | UploadedSource | None
+        self,
+        conversation_id: str,
+        action_key: tuple[int, str],
+        note_path: Path,
+        source: GitSource | UploadedSource | None,
     ) -> str | None:
         source_id, at = await self._forked_from(conversation_id)
         try:
             saved = await self._found(conversation_id, source_id, at)
             if saved is not None:
                 restored = restored_notice(saved, at)
-                # Before any file is there: a worker that takes the action over after a crash gives this notice too.
-                _note(told, asked, restored)
+                # Written before the files: after a crash, the next worker of this action gives the same notice.
+                _note(note_path, action_key, restored)
                 if await self._restore(conversation_id):
                     return restored
         except CheckpointsUnavailable:
-            if source_id is not None or await self._is_used(conversation_id, asked[0]):
+            if source_id is not None or await self._is_used(conversation_id, action_key[0]):
                 raise
         if source is not None and self._opener is not None:
-            _note(told, asked, REOPENED)
+            _note(note_path, action_key, REOPENED)
             try:
                 await self._opener.open(conversation_id, source)
             except (OSError, WorkspaceError, CorruptEntry) as error:
-                _log.error("the workspace of %s cannot be opened again: %s", conversation_id, error)
+                _log.error("cannot reopen the workspace of %s: %s", conversation_id, error)
             else:
                 return REOPENED
-        notice = LOST if await self._is_used(conversation_id, asked[0]) else None
-        _note(told, asked, notice)
+        notice = LOST if await self._is_used(conversation_id, action_key[0]) else None
+        _note(note_path, action_key, notice)
         return notice
 
     async def _is_used(self, conversation_id: str, action_id: int) -> bool:
@@ -186,7 +194,7 @@ class Checkpointing:
         return any(event.workspace_use is not WorkspaceUse.NONE for event in earlier)
 
     async def save_original(self, conversation_id: str) -> None:
-        """Save a workspace that was opened, and what it began with; a failure is logged."""
+        """Save a newly opened workspace and its original state. A failure is logged."""
         if self._checkpoints is None:
             return
         base = self._directory(conversation_id).with_name(BASE)
@@ -195,13 +203,13 @@ class Checkpointing:
             if self._bases is not None and base.is_dir():
                 await asyncio.to_thread(self._bases.save, conversation_id, base, SavedFiles())
         except (OSError, WorkspaceError) as error:
-            _log.warning("the workspace of %s was not saved: %s", conversation_id, error)
+            _log.warning("cannot save the workspace of %s: %s", conversation_id, error)
 
     async def original(self, conversation_id: str) -> Path | None:
-        """Return where it is kept what a workspace began with, fetched if need be; None: it is not known.
+        """Return the path of a workspace's original state, restored if needed; None if it is not known.
 
         Raises:
-            OSError, CheckpointCorrupt: it was saved and cannot be fetched.
+            OSError, CheckpointCorrupt: It was saved and cannot be restored.
         """
         base = self._directory(conversation_id).with_name(BASE)
         if not base.is_dir() and self._bases is not None:
@@ -212,26 +220,26 @@ class Checkpointing:
         return base if base.is_dir() else None
 
     async def _forked_from(self, conversation_id: str) -> tuple[str | None, int | None]:
-        """Return the conversation that this one was forked from, and at which event."""
+        """Return the conversation that this one was forked from, and the event of the fork."""
         created = (await self._log.read(conversation_id, until=1))[0]
         assert isinstance(created, ConversationCreated)
-        # `<conversation>@<event>`, or the conversation alone; a trajectory's is no conversation of ours.
+        # Either `<conversation>@<event>` or the conversation alone; an imported trajectory has another form.
         source_id, _, at = (created.forked_from or "").partition("@")
         if not is_conversation_id(source_id):
             return None, None
         return source_id, int(at) if at.isascii() and at.isdigit() else None
 
     async def has_source(self, conversation_id: str) -> bool:
-        """Say whether a workspace began with something."""
+        """Return whether a workspace was created from a source."""
         created = (await self._log.read(conversation_id, until=1))[0]
         return isinstance(created, ConversationCreated) and created.workspace.source is not None
 
     def note_change(self, conversation_id: str) -> None:
-        """Count a change that no action has made."""
+        """Count a change that was not made by an action."""
         self._remembered(conversation_id).changes += 1
 
     async def note_result(self, conversation_id: str, use: WorkspaceUse) -> None:
-        """Count an observation that may mean a change, and save the workspace when it is time.
+        """Count an observation with a possible change, and save the workspace when a checkpoint is due.
 
         A failure is logged: the actions themselves have succeeded, and the next one tries again.
         """
@@ -244,13 +252,13 @@ class Checkpointing:
         try:
             await self.save(conversation_id)
         except (OSError, WorkspaceError) as error:
-            _log.warning("the workspace of %s was not saved: %s", conversation_id, error)
+            _log.warning("cannot save the workspace of %s: %s", conversation_id, error)
 
     async def save(self, conversation_id: str) -> Checkpoint | None:
-        """Save a workspace now; None: it is not ours to save, or nothing is saved here.
+        """Save a workspace now. Returns None if it is a named directory or if nothing is saved here.
 
         Raises:
-            WorkspaceTooLarge, OSError: see `Checkpoints.save`.
+            WorkspaceTooLarge, OSError: See `Checkpoints.save`.
         """
         directory = self._directory(conversation_id)
         if self._checkpoints is None or not directory.is_dir():
@@ -264,9 +272,9 @@ class Checkpointing:
         return saved
 
     async def save_last(self, conversation_id: str) -> None:
-        """Save a workspace whose processes have ended, unless it has continued elsewhere; a failure is logged.
+        """Save a workspace whose processes have ended, unless it continued on another node. A failure is logged.
 
-        What has changed since its last checkpoint is not for us to know: other workers of the node work in it too.
+        It is saved even without counted changes: other workers of the node may have changed it.
         """
         if self._checkpoints is None or await self.has_moved_away(
             conversation_id, await self._log.moves(conversation_id)
@@ -275,16 +283,16 @@ class Checkpointing:
         try:
             await self.save(conversation_id)
         except (OSError, WorkspaceError) as error:
-            _log.warning("the workspace of %s was not saved: %s", conversation_id, error)
+            _log.warning("cannot save the workspace of %s: %s", conversation_id, error)
 
     async def _found(self, conversation_id: str, source_id: str | None, at: int | None) -> Checkpoint | None:
-        """Find the checkpoint of a workspace; a fork gets one of its source the first time."""
+        """Find the checkpoint of a workspace; a fork first gets a checkpoint of its source."""
         if self._checkpoints is None:
             return None
         try:
             return await asyncio.to_thread(_found, self._checkpoints, conversation_id, source_id, at)
         except (FileNotFoundError, CheckpointCorrupt) as error:
-            _log.error("the workspace of %s cannot be restored: %s", conversation_id, error)
+            _log.error("cannot restore the workspace of %s: %s", conversation_id, error)
             return None
         except (OSError, CheckpointsUnavailable) as error:
             raise CheckpointsUnavailable(OUT_OF_REACH.format(error=error)) from error
@@ -296,7 +304,7 @@ class Checkpointing:
         except FileExistsError:
             return True  # another worker of this node was faster
         except (FileNotFoundError, CheckpointCorrupt) as error:
-            _log.error("the workspace of %s cannot be restored: %s", conversation_id, error)
+            _log.error("cannot restore the workspace of %s: %s", conversation_id, error)
             return False
         except (OSError, CheckpointsUnavailable) as error:
             raise CheckpointsUnavailable(OUT_OF_REACH.format(error=error)) from error
@@ -314,17 +322,17 @@ class Checkpointing:
 
 
 def _move_what_is_beside(folder: HostFolder, removed: Path) -> None:
-    """Move away what belongs to a workspace that is not here any more."""
+    """Move away the home, temporary files and history of a removed workspace."""
     for path in (folder.home, folder.temporary, folder.history):
         with suppress(FileNotFoundError):
             path.rename(removed / path.name)
 
 
 def restored_notice(saved: Checkpoint, at: int | None) -> str:
-    """Return what the model reads when its files were restored.
+    """Return the notice for the model about restored files.
 
     Args:
-        at: the event that the conversation was forked at, if it is a fork.
+        at: The event of the fork, if the conversation is a fork.
     """
     if not saved.source:
         which = OWN if saved.event is None else OWN_AT
@@ -338,7 +346,7 @@ def restored_notice(saved: Checkpoint, at: int | None) -> str:
 def _saved(
     checkpoints: Checkpoints, conversation_id: str, directory: Path, files: SavedFiles, event: int
 ) -> Checkpoint:
-    # Among the workers of the node too: one that looked earlier must not have the last word.
+    # A lock among the workers of the node: an older state must not overwrite a newer one.
     with directory.with_name(SAVING).open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         return checkpoints.save(conversation_id, directory, files, event=event)
@@ -358,18 +366,18 @@ def _moves(directory: Path) -> int:
         return 0
 
 
-def _note(told: Path, asked: tuple[int, str], notice: str | None) -> None:
-    told.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    action_id, fingerprint = asked
-    told.write_text(json.dumps({"action_id": action_id, "fingerprint": fingerprint, "notice": notice}))
+def _note(note_path: Path, action_key: tuple[int, str], notice: str | None) -> None:
+    note_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    action_id, fingerprint = action_key
+    note_path.write_text(json.dumps({"action_id": action_id, "fingerprint": fingerprint, "notice": notice}))
 
 
-def _told_to(asked: tuple[int, str], told: Path) -> str | None:
-    """Return what an action was answered with by a worker that died before it could append it."""
+def _told_to(action_key: tuple[int, str], note_path: Path) -> str | None:
+    """Return the answer that a dead worker gave to this action but may not have appended."""
     try:
-        said = json.loads(told.read_text())
+        note = json.loads(note_path.read_text())
     except (OSError, ValueError):
         return None
-    to_it = (said["action_id"], said.get("fingerprint") or asked[1])  # older notes have no fingerprint
-    notice: str | None = said["notice"] if to_it == asked else None
+    noted_key = (note["action_id"], note.get("fingerprint") or action_key[1])  # older notes have no fingerprint
+    notice: str | None = note["notice"] if noted_key == action_key else None
     return notice

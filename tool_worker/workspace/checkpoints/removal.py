@@ -1,10 +1,10 @@
 """Removes checkpoints that are no longer needed: `python -m tool_worker.workspace.checkpoints.removal`, for a job.
 
-It reads one JSON object from standard input: `url`, and the ids to `forget`, if any; it writes one to standard output:
-the `conversations` that have checkpoints, how many were `forgotten`, and how many pieces were `dropped`.
+It reads one JSON object from standard input: `url`, and optionally the ids to `forget`. It writes one to standard
+output: the `conversations` with checkpoints, how many were `forgotten`, and how many pieces were `dropped`.
 
-Holds: a piece is dropped only if no manifest names it and it is older than `UNUSED_SECONDS`; a checkpoint that is being
-saved writes pieces again that are half as old.
+Holds: a piece is dropped only if no manifest names it and it is older than `UNUSED_SECONDS`. A checkpoint being saved
+rewrites pieces that are half as old.
 """
 
 from __future__ import annotations
@@ -14,35 +14,41 @@ import sys
 from datetime import UTC, timedelta
 
 from broker.runtime import SYSTEM_CLOCK, is_conversation_id
-from tool_worker.workspace.checkpoints.checkpoint_store import BASES, CHECKPOINTS, HISTORY, RENEWED_SECONDS, Checkpoints
-from tool_worker.workspace.checkpoints.manifest import pieces_of
+from tool_worker.workspace.checkpoints.checkpoint_store import (
+    BASES,
+    CHECKPOINTS,
+    HISTORY,
+    RENEWED_SECONDS,
+    Checkpoints,
+    pieces_of,
+)
 
 UNUSED_SECONDS = 2 * RENEWED_SECONDS
 FOLDERS = (CHECKPOINTS, BASES, HISTORY)
 
 
 class CheckpointRemoval(Checkpoints):
-    """The checkpoints in one place, for somebody who removes some of them."""
+    """The checkpoints in one storage, with operations to remove them."""
 
     def conversations(self) -> list[str]:
-        """Return the conversations that have left anything here."""
+        """Return the conversations with any files in this storage."""
         found = {
             path.removeprefix(f"{folder}/").partition("/")[0] for folder in self._folders() for path in self._in(folder)
         }
         return sorted(name for name in found if is_conversation_id(name))
 
     def forget_all(self, conversation_id: str) -> None:
-        """Drop the checkpoints of a conversation, and what its workspace began with. Idempotent."""
+        """Drop the checkpoints and the original state of a conversation's workspace. Idempotent."""
         self.forget(conversation_id)
         base = f"{self._root}/{BASES}/{conversation_id}"
         if self._exists(base):
             self._files.rm_file(base)
 
     def drop_unused(self, *, older_than_seconds: float = 0.0) -> int:
-        """Drop the pieces that no checkpoint names, and return how many.
+        """Drop the pieces that no checkpoint uses, and return how many.
 
         Args:
-            older_than_seconds: with 0, nothing may be saved meanwhile.
+            older_than_seconds: Minimum age of a dropped piece; with 0, no checkpoint may be saved at the same time.
         """
         pieces = self._in(f"{self._root}/objects")
         used: set[str] = set()
@@ -66,17 +72,17 @@ class CheckpointRemoval(Checkpoints):
     def _is_older(self, path: str, seconds: float) -> bool:
         try:
             written = self._files.modified(path)
-        except (OSError, RuntimeError):  # it is gone, or the place does not say
+        except (OSError, RuntimeError):  # the piece was removed, or the storage reports no time
             return False
         age = self._clock.now() - (written if written.tzinfo else written.replace(tzinfo=UTC))
         return bool(age > timedelta(seconds=seconds))
 
 
 def main() -> None:
-    """Do what standard input asks for."""
-    asked = json.load(sys.stdin)
-    checkpoints = CheckpointRemoval(asked["url"], SYSTEM_CLOCK)
-    doomed = asked.get("forget")
+    """Run the removals requested on standard input."""
+    request = json.load(sys.stdin)
+    checkpoints = CheckpointRemoval(request["url"], SYSTEM_CLOCK)
+    doomed = request.get("forget")
     for conversation_id in doomed or ():
         checkpoints.forget_all(conversation_id)
     dropped = 0 if doomed is None else checkpoints.drop_unused(older_than_seconds=UNUSED_SECONDS)

@@ -1,8 +1,8 @@
-"""What is in a workspace: its directories, regular files and symbolic links, read from outside of its sandbox.
+"""Lists the directories, regular files and symbolic links of a workspace, from outside its sandbox.
 
-Holds: no name that a program swaps meanwhile leads out, as the kernel opens each directory without following links;
-what is neither directory, file nor link is left out; the walk ends at its limits, and holds one descriptor.
-Does not: see one moment. What changes during the walk is seen as it was before or after.
+Holds: a name that a program swaps during the walk does not lead out, because the kernel opens each directory without
+following links. Other kinds of entries are left out. The walk ends at its limits, and holds one descriptor.
+Does not: take a consistent snapshot. An entry that changes during the walk is listed as before or after the change.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tool_worker.workspace.files.openat2_paths import Directory
 SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX
 DIRECTORY, FILE, LINK = "directory", "file", "link"
 MAX_PATH_BYTES = 3072
-"""With the path of the workspace before it, a path of an entry still is one that the kernel takes."""
+"""Short enough that the workspace's own path plus an entry's path is still a path that the kernel accepts."""
 
 _OF_THE_MACHINE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
 
 
 @dataclass(frozen=True, slots=True)
 class TreeLimits:
-    """How much a workspace may hold to be taken along.
+    """Limits of a workspace that is copied.
 
     Attributes:
-        files: entries of every kind.
-        bytes: of all regular files together, holes counted as they are.
+        files: Number of entries of every kind.
+        bytes: Size of all regular files together; holes count as data.
     """
 
     files: int = 200_000
@@ -45,12 +45,12 @@ class Entry:
     """One entry.
 
     Attributes:
-        path: relative, with `/`; bytes that are no UTF-8 as surrogates.
+        path: Relative, with `/`; bytes that are not UTF-8 are surrogates.
         kind: `directory`, `file` or `link`.
-        mode: permissions, without set-user-id and its like.
-        stamp: changes when the content does: device, number, size, and both times of the file.
-        target: of a link.
-        special_bits: those of set-user-id, set-group-id and sticky that it has.
+        mode: Permissions without set-user-id, set-group-id and sticky.
+        stamp: Changes with the content: the file's device, inode, size, and both times.
+        target: Target of a link.
+        special_bits: The entry's set-user-id, set-group-id and sticky bits.
     """
 
     path: str
@@ -67,14 +67,14 @@ class Entry:
 def entries(
     directory: Directory, limits: TreeLimits | None = None, *, closed: list[str] | None = None
 ) -> Iterator[Entry]:
-    """Yield all entries, each directory before what is in it, by name.
+    """Yield all entries sorted by name, each directory before its entries.
 
     Args:
-        closed: gets the directories that could not be looked into, for want of a permission.
+        closed: Receives the directories that cannot be read for lack of permission.
 
     Raises:
-        WorkspaceTooLarge: beyond the limits, or nested too deep.
-        OSError: the directory itself cannot be read.
+        WorkspaceTooLarge: The workspace exceeds the limits, or is nested too deep.
+        OSError: The directory itself cannot be read.
     """
     limits = limits or TreeLimits()
     total = 0
@@ -88,16 +88,16 @@ def entries(
 
 
 def listed(directory: Directory) -> list[Entry]:
-    """Return what is in a directory itself, by name.
+    """Return the direct entries of a directory, sorted by name.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: The directory cannot be read.
     """
     return _listed(directory, "")
 
 
 def measure(path: Path, limits: TreeLimits | None = None) -> tuple[int, int]:
-    """Return how many entries a workspace has, and how many bytes its regular files; raises what `entries` does."""
+    """Return the number of entries and the bytes of all regular files. Raises the same errors as `entries`."""
     count = total = 0
     with Directory(path) as directory:
         for entry in entries(directory, limits):
@@ -107,15 +107,15 @@ def measure(path: Path, limits: TreeLimits | None = None) -> tuple[int, int]:
 
 
 def is_of_the_entry(error: OSError) -> bool:
-    """Say whether an entry cannot be read because of what has become of it, and not for what the machine lacks."""
+    """Return whether an error comes from a change of the entry, and not from a lack of resources of the machine."""
     return error.errno not in _OF_THE_MACHINE
 
 
 class OpenedUp:
-    """What the owner of a workspace, who is us, has closed to himself, and can read for a while.
+    """Makes unreadable entries readable for their owner, and restores their permissions on exit.
 
     Attributes:
-        modes: the permissions that each path had before.
+        modes: The previous permissions of each path.
     """
 
     def __init__(self, directory: Directory) -> None:
@@ -123,10 +123,10 @@ class OpenedUp:
         self._directory = directory
 
     def open(self, paths: list[str]) -> None:
-        """Open directories and files.
+        """Make directories and files readable.
 
         Raises:
-            PermissionError: one is not ours.
+            PermissionError: One of them has another owner.
         """
         for path in paths:
             with suppress(FileNotFoundError), self._found(path) as (name, mode):
@@ -139,14 +139,14 @@ class OpenedUp:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close all again."""
+        """Restore all permissions."""
         for path, mode in reversed(self.modes.items()):
             with suppress(OSError), self._found(path) as (name, _now):
                 Path(name).chmod(mode)
 
     @contextmanager
     def _found(self, path: str) -> Iterator[tuple[str, int]]:
-        """Yield a name by which the kernel knows this very entry, and its permissions."""
+        """Yield a /proc path that stays tied to this entry, and the entry's permissions."""
         descriptor = self._directory.open(path, os.O_PATH | os.O_NOFOLLOW, follows_links=False)
         try:
             yield f"/proc/self/fd/{descriptor}", stat.S_IMODE(os.fstat(descriptor).st_mode)
@@ -168,12 +168,12 @@ def _walk(directory: Directory, closed: list[str]) -> Iterator[Entry]:
             except PermissionError:
                 closed.append(entry.path)
             except OSError as error:
-                if not is_of_the_entry(error):  # an entry that is removed or replaced now is left out
+                if not is_of_the_entry(error):  # an entry that was removed or replaced is left out
                     raise
 
 
 def _listed(directory: Directory, path: str) -> list[Entry]:
-    """Return what is in a directory, by name; what is removed meanwhile is left out."""
+    """Return a directory's entries, sorted by name; entries that are removed meanwhile are left out."""
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise WorkspaceTooLarge(f"{directory.path} has paths of more than {MAX_PATH_BYTES:,} bytes.")
     prefix = f"{path}/" if path else ""
@@ -186,7 +186,7 @@ def _listed(directory: Directory, path: str) -> list[Entry]:
             try:
                 listed += _seen(item, f"{prefix}{item.name}", descriptor)
             except PermissionError:
-                raise  # of the directory, which may be read and not entered
+                raise  # of the directory, which may be readable but not searchable
             except OSError as error:
                 if not is_of_the_entry(error):
                     raise

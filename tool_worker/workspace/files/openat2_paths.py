@@ -1,10 +1,10 @@
-"""Files of a workspace as seen from outside of its sandbox, while programs in it may change any name at any moment.
+"""Opens files of a workspace from outside its sandbox, while programs in it may change any name at any moment.
 
 Holds:
-    - No path leads out of the directory: not by `..`, not by a symbolic link, not by one that was put there between a
-      look and an open. The kernel follows the path and refuses in one step (`openat2`, RESOLVE_BENEATH).
-    - Only regular files are read; nothing waits for a FIFO.
-Does not: hold for hard links, which lead out only if somebody outside makes them.
+    - No path leads out of the directory: neither by `..`, nor by a symbolic link, nor by a link created between a check
+      and an open. The kernel resolves and refuses in one step (`openat2`, RESOLVE_BENEATH).
+    - Only regular files are read; no call blocks on a FIFO.
+Does not: protect against hard links, which lead out only if a program outside of the workspace creates them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _CHUNK_BYTES = 2**20
 
 
 class Directory:
-    """A directory opened once: later changes of its path do not matter.
+    """A directory opened once: later changes of its path have no effect.
 
     Raises:
-        OSError: it cannot be opened, or is a link; those in the path before it are followed.
+        OSError: The directory cannot be opened, or is a link; links in the path before it are followed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,10 +36,10 @@ class Directory:
 
     @classmethod
     def without_links(cls, path: Path) -> Self:
-        """Open a directory by an absolute path in which nothing is a link.
+        """Open a directory by an absolute path without any link in it.
 
         Raises:
-            OSError: `ELOOP` if something is; see `open`.
+            OSError: `ELOOP` if the path contains a link; see `open`.
         """
         directory = object.__new__(cls)
         directory.path = path
@@ -50,10 +50,10 @@ class Directory:
 
     @classmethod
     def inside(cls, outer: Directory, path: str) -> Self:
-        """Open a directory below another, wherever links that stay below it lead.
+        """Open a directory below another one; follows links that stay below it.
 
         Raises:
-            OSError: see `open`.
+            OSError: See `open`.
         """
         directory = object.__new__(cls)
         directory.path = outer.path / path
@@ -62,7 +62,7 @@ class Directory:
 
     @property
     def identity(self) -> tuple[int, int]:
-        """Device and number by which the kernel knows it, and nothing else as long as it is open here."""
+        """Device and inode number, unique while the directory is open here."""
         found = os.fstat(self.descriptor)
         return found.st_dev, found.st_ino
 
@@ -73,18 +73,19 @@ class Directory:
         self.close()
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         os.close(self.descriptor)
 
     def open(self, path: str, flags: int, mode: int = 0, *, follows_links: bool = True) -> int:
-        """Open what is at a path below the directory and return its descriptor.
+        """Open an entry below the directory and return its descriptor.
 
         Args:
-            path: relative.
-            follows_links: Whether symbolic links are followed, as long as they stay below the directory.
+            path: Relative to the directory.
+            follows_links: Whether symbolic links that stay below the directory are followed.
 
         Raises:
-            OSError: `EXDEV` if the path leads out, `ELOOP` if a link may not be followed, or as `open` would.
+            OSError: `EXDEV` if the path leads out, `ELOOP` if it contains a link that may not be followed, or any error
+                of `os.open`.
         """
         try:
             return open_beneath(self.descriptor, path, flags, mode, follows_links=follows_links)
@@ -98,8 +99,8 @@ class Directory:
         """Open a regular file for reading.
 
         Raises:
-            FileUnfit: it is something else.
-            OSError: see `open`.
+            FileUnfit: The entry is not a regular file.
+            OSError: See `open`.
         """
         descriptor = self.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, follows_links=follows_links)
         try:
@@ -113,8 +114,8 @@ class Directory:
         """Return the content of a regular file.
 
         Raises:
-            FileUnfit: it is something else, or larger than the limit.
-            OSError: see `open`.
+            FileUnfit: The entry is not a regular file, or is larger than the limit.
+            OSError: See `open`.
         """
         chunks, missing = [], limit_bytes + 1
         with self.opened_file(path, follows_links=follows_links) as descriptor:

@@ -1,9 +1,9 @@
-"""Directories in the making beside a workspace, and the removal of what was made.
+"""Staging directories beside a workspace, for content that is being created or removed.
 
     <root>/<conversation>/.draft-<random>/
 
-Holds: the next worker that makes something for the conversation, or the reaper, removes what a killed worker left half
-made; neither removes what is being made.
+Holds: leftovers of a killed worker are removed by the next worker that uses staging for the conversation, or by the
+reaper. Neither removes a staging directory in use.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ STAGING_PREFIX = ".draft-"
 
 @contextmanager
 def staging_in(folder: Path) -> Iterator[Path]:
-    """Yield a new directory in a conversation's folder; what is in it at the end is removed.
+    """Yield a new directory in a conversation's folder; it is removed at the end with its remaining content.
 
-    Blocks while somebody else clears up there.
+    Blocks while another worker removes leftovers there.
     """
     with _shared(folder):
         staging = folder / f"{STAGING_PREFIX}{secrets.token_hex(8)}"
@@ -41,7 +41,7 @@ def staging_in(folder: Path) -> Iterator[Path]:
 
 @asynccontextmanager
 async def async_staging_in(folder: Path) -> AsyncIterator[Path]:
-    """See `staging_in`; it is another thread that waits and removes."""
+    """See `staging_in`; waits and removes in a thread."""
     closing = ExitStack()
     try:
         yield await to_completion(asyncio.to_thread(closing.enter_context, staging_in(folder)))
@@ -50,10 +50,10 @@ async def async_staging_in(folder: Path) -> AsyncIterator[Path]:
 
 
 def put(made: Path, place: Path) -> None:
-    """Move a directory to where it belongs.
+    """Move a directory to its final place.
 
     Raises:
-        FileExistsError: another one with something in it is there.
+        FileExistsError: A directory that is not empty exists there.
     """
     try:
         made.rename(place)
@@ -64,21 +64,21 @@ def put(made: Path, place: Path) -> None:
 
 
 def remove_staging(folder: Path) -> None:
-    """Remove what was left half made in a conversation's folder, unless something is being made there."""
+    """Remove leftovers in a conversation's folder, unless staging is in use there."""
     if any(folder.glob(f"{STAGING_PREFIX}*")):
         with _opened(folder) as descriptor:
             _clear_if_alone(folder, descriptor)
 
 
 def remove(path: Path) -> None:
-    """Remove a directory with all in it, however deep it is, and what its owner may not write. Idempotent.
+    """Remove a directory tree of any depth, including read-only directories. Idempotent.
 
     Raises:
-        OSError: something of it cannot be removed.
+        OSError: An entry cannot be removed.
     """
     with suppress(OSError):
         path.rmdir()
-    # A program nests deeper than Python does, and Go's module cache, for one, may not be written.
+    # `rm` handles any depth, unlike Python's recursion. Read-only trees occur in practice, such as Go's module cache.
     for command in (["rm", "-rf"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
         if path.exists():
             subprocess.run([*command, "--", str(path)], check=False, capture_output=True, env={})  # noqa: S603
@@ -97,7 +97,7 @@ def _opened(folder: Path) -> Iterator[int]:
 
 @contextmanager
 def _shared(folder: Path) -> Iterator[None]:
-    """Keep others from removing staging in this folder; those that are there go before."""
+    """Remove leftovers in this folder if no other worker uses staging there, then hold a shared lock."""
     with _opened(folder) as descriptor:
         _clear_if_alone(folder, descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_SH)

@@ -1,10 +1,10 @@
-"""Unpacks archives below a directory, whatever they contain and whatever programs do in the directory meanwhile.
+"""Unpacks untrusted archives below a directory, while untrusted programs may change the directory.
 
 Holds:
-    - Nothing is written outside: names that lead out are refused, and no link is followed on the way, neither one from
-      the archive nor one that was put there a moment ago.
-    - A file appears whole: it is written under another name and then moved into its place.
-    - Not more is written than the limits allow, and no single header makes us read megabytes into memory.
+    - Nothing is written outside: names that lead out are refused, and no link is followed, neither one from the archive
+      nor one that a program created meanwhile.
+    - A file appears atomically: it is written under another name and then renamed.
+    - No more is written than the limits allow, and no header makes us read megabytes into memory.
 Does not: unpack devices, FIFOs and sockets, or keep owners and set-user-id bits.
 """
 
@@ -37,18 +37,19 @@ _COMPRESSED: dict[bytes, Callable[[IO[bytes]], Any]] = {b"\x1f\x8b": gzip.open, 
 
 @dataclass(slots=True)
 class Unpacked:
-    """What was written: entries of every kind, and bytes of regular files."""
+    """The number of written entries of every kind, and the bytes of regular files."""
 
     files: int = 0
     size_bytes: int = 0
 
 
 class Unpacking:
-    """One archive on its way into a directory.
+    """The unpacking of one archive into a directory.
 
     Args:
-        limits: for what is written.
-        rename_first: what takes the place of the first part of every name; empty: the rest moves up; None: names stay.
+        limits: Limits of the written content.
+        rename_first: Replaces the first component of every name. If empty, that component is removed; if None, names
+            are kept.
     """
 
     def __init__(self, directory: Directory, limits: TreeLimits, *, rename_first: str | None = None) -> None:
@@ -61,9 +62,9 @@ class Unpacking:
         """Unpack an archive.
 
         Raises:
-            FileUnfit: it is not an archive, is damaged, or holds what is not taken; a part may have been written.
-            WorkspaceTooLarge: it holds more than the limits allow; a part may have been written.
-            OSError: something in the directory is in the way.
+            FileUnfit: The archive is damaged, not an archive, or has forbidden entries; a part may have been written.
+            WorkspaceTooLarge: The archive exceeds the limits; a part may have been written.
+            OSError: An existing entry of the directory is in the way.
         """
         try:
             if form == "zip":
@@ -74,12 +75,12 @@ class Unpacking:
                 self._unpack_tar(cast("IO[bytes]", _BoundedReads(stream)))
         except (tarfile.TarError, zipfile.BadZipFile, EOFError, lzma.LZMAError, zlib.error, ValueError) as error:
             raise FileUnfit(f"The archive is damaged: {error}") from error
-        except RuntimeError as error:  # what zipfile raises for a password, and for a method that it does not know
+        except RuntimeError as error:  # raised by zipfile for a password, and for an unknown method
             raise FileUnfit(f"The archive cannot be unpacked: {error}") from error
         return self.done
 
     def unpack_stream(self, plain: IO[bytes]) -> Unpacked:
-        """Unpack a tar file from a stream that can only be read onward; raises what `unpack` does."""
+        """Unpack a tar file from a stream that cannot seek. Raises the same errors as `unpack`."""
         try:
             self._unpack_tar(
                 cast(
@@ -131,7 +132,7 @@ class Unpacking:
         return tuple(parts)
 
     def _directory_at(self, parts: tuple[str, ...]) -> None:
-        """Make a directory and all around it; those that are there stay."""
+        """Create a directory and its parents; existing ones are kept."""
         for end in range(1, len(parts) + 1):
             path = "/".join(parts[:end])
             try:
@@ -163,7 +164,7 @@ class Unpacking:
 
     @contextmanager
     def _draft(self, parts: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-        """Yield a directory and a free name in it; what is made there is then moved into its place."""
+        """Yield a directory and a free name in it; the file created there is then renamed to its final name."""
         if not parts:
             raise FileUnfit("The archive holds a file without a name.")
         self._count(0, is_entry=True)
@@ -198,9 +199,9 @@ class Unpacking:
 
 @contextmanager
 def _new_file(directory: int, name: str) -> Iterator[IO[bytes]]:
-    """Yield a new file, which gets its name when it is whole: nothing is left of it if we are killed before.
+    """Yield a new file that gets its name when it is complete: if we are killed before, no file remains.
 
-    Where the file system knows no files without a name, it has its name from the start.
+    If the file system has no unnamed files, the file has its name from the start.
     """
     flags = os.O_WRONLY | os.O_CLOEXEC
     try:
@@ -216,7 +217,7 @@ def _new_file(directory: int, name: str) -> Iterator[IO[bytes]]:
 
 
 class _BoundedReads:
-    """A file that is read in small pieces only: a header may claim to be gigabytes long."""
+    """A file that refuses large reads: a header may claim a size of gigabytes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -234,7 +235,7 @@ class _BoundedReads:
 
 
 class _Onward:
-    """A stream as a file in which one can go forward, and back by the one byte that tarfile reads again."""
+    """A forward-only stream with a file interface; it can seek back by one byte, which tarfile needs."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""Workspace hosts as the tool worker sees them: what they are started with, how they are reached and ended.
+"""Starts, reaches and ends workspace hosts, on the tool worker's side.
 
 Start with: host_launch.
 """

@@ -1,6 +1,6 @@
-"""What a workspace is for its whole life.
+"""The properties of a workspace that are fixed for its whole life.
 
-Does not: say where a binding is kept, see `host_folder`, or what cannot be a workspace, see `bindings`.
+Does not: store bindings, see `host_folder`, or decide which directories may be workspaces, see `bindings`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ MOUNT_AT = "/workspace"
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What a workspace is for its whole life.
+    """The properties of a workspace that are fixed for its whole life.
 
     Attributes:
-        path: its directory on this node.
-        mount_at: the path at which its programs find it.
-        host_id: random; marks the processes of its hosts.
-        image: of its container, if it has one; empty: the node's first.
-        allow: the hosts of the network that its programs may reach, by a proxy.
-        tenant: of the conversation, if it names its directory; None: it does not, or was bound by an earlier version.
+        path: Its directory on this node.
+        mount_at: The directory's path as its programs see it.
+        host_id: Random; marks the processes of its hosts.
+        image: Image of its container, if it has one; empty for the node's first one.
+        allow: Network hosts that its programs may reach, by a proxy.
+        tenant: Tenant of the conversation, for a named directory; None for our own directories and for bindings of
+            earlier versions.
     """
 
     path: str
@@ -39,14 +40,14 @@ class Binding:
     tenant: str | None = None
 
     def is_named(self, own: Path) -> bool:
-        """Say whether the conversation named the directory; otherwise we created it."""
+        """Return whether the conversation named the directory; otherwise we created it."""
         return self.path != str(own)
 
     def require_same(self, spec: WorkspaceSpec) -> None:
-        """Refuse to be opened as something else; no path, no image and the sandbox `auto` fit every binding.
+        """Check that a specification fits this binding; no path, no image and the sandbox `auto` fit every one.
 
         Raises:
-            WorkspaceConflict: it was first opened by another specification.
+            WorkspaceConflict: The workspace was first opened with another specification.
         """
         is_other = (
             (spec.path is not None and str(absolute(spec.path)) != self.path)
@@ -64,5 +65,5 @@ class Binding:
 
 
 def absolute(path: str) -> Path:
-    """Return a path without `.`, `..` and dependence on where we are; links in it are left as they are."""
+    """Return an absolute path without `.` and `..`; links in it are kept."""
     return Path(os.path.normpath(Path(path).absolute()))

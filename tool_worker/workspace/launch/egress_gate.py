@@ -1,9 +1,9 @@
-"""The network access that a node's workspaces may be given, and the proxies that give it.
+"""The network access that a node's workspaces may get, and the proxies that provide it.
 
 Holds:
-    - No workspace gets more than the operator's ceiling; with a ceiling nobody gets the machine's whole network.
-    - A proxy is tied to its workspace host and to nothing else: it outlives the tool worker that started it, as the
-      host does, and ends with the host. One that died is replaced when the workspace is opened next.
+    - No workspace gets more than the operator's ceiling; with a ceiling, none gets the machine's whole network.
+    - A proxy is tied only to its workspace host: like the host, it outlives the tool worker that started it, and it
+      ends with the host. A dead proxy is replaced at the workspace's next opening.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from tool_worker.workspace.launch.host_connection import HostConnection
 from tool_worker.workspace.launch.host_folder import HostFolder
 
 EGRESS_PORT = 3128
-"""On the loopback of the sandbox, where the proxy is found."""
+"""Port of the proxy on the loopback interface of the sandbox."""
 LEND_LIMIT_SECONDS = 10.0
 DEFAULT_LIMIT_BYTES = 20 * 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class EgressGate:
-    """What the operator of a node says of its workspaces' network.
+    """The network settings of a node's workspaces, made by its operator.
 
     Attributes:
-        ceiling: hosts that a workspace may be given; None: any, and also the machine's whole network.
-        private: networks that may be reached although they are not public, as `AddressRules.parse` reads them.
-        limit_bytes: that one workspace may move, in both directions together.
+        ceiling: Hosts that a workspace may get; None for all hosts and also the machine's whole network.
+        private: Reachable networks that are not public, in the format of `AddressRules.parse`.
+        limit_bytes: Limit of one workspace's traffic, both directions together.
     """
 
     ceiling: tuple[HostRule, ...] | None = None
@@ -45,10 +45,10 @@ class EgressGate:
     limit_bytes: int = DEFAULT_LIMIT_BYTES
 
     def check(self, allow: Iterable[str], *, has_network: bool, is_confined: bool) -> None:
-        """Refuse what this node does not give.
+        """Check that this node allows the requested access.
 
         Raises:
-            EgressRefused: names the host and the setting.
+            EgressRefused: It does not; the text names the host and the setting.
         """
         allow = tuple(allow)
         if allow and not is_confined:
@@ -75,14 +75,14 @@ class EgressGate:
                 )
 
     async def ensure_proxy(self, folder: HostFolder, allow: Iterable[str], connection: HostConnection) -> int | None:
-        """Start the proxy of a workspace if none is attached: the first time, or because the last one died.
+        """Start the proxy of a workspace if none is attached: the first time, or after the last one died.
 
         Returns:
-            The process id of what was started, if something was.
+            The process id of the new proxy; None if none was started.
 
         Raises:
-            WorkspaceUnavailable: it cannot be started; retryable.
-            HostLost: the host ended.
+            WorkspaceUnavailable: The proxy cannot be started; retryable.
+            HostLost: The host ended.
         """
         if (await connection.ping()).has_egress:
             return None
@@ -90,7 +90,7 @@ class EgressGate:
             if (await connection.ping()).has_egress:
                 return None
             try:
-                # The proxy keeps this connection: its end is the host's.
+                # The proxy keeps this connection, and ends when the host closes it.
                 with folder.connect() as control:
                     return await self._start(control, allow, folder)
             except OSError as error:
@@ -110,7 +110,7 @@ class EgressGate:
 
 
 def proxy_environment() -> dict[str, str]:
-    """Return the variables by which programs in a sandbox find the proxy."""
+    """Return the environment variables that point a sandbox's programs to the proxy."""
     address = f"http://127.0.0.1:{EGRESS_PORT}"
     names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
     found = {name: address for upper in names for name in (upper, upper.lower())}
@@ -119,10 +119,10 @@ def proxy_environment() -> dict[str, str]:
 
 
 def start_proxy(control: int, listener: int, settings: Mapping[str, object], *, log: Path, name: str) -> int:
-    """Start a proxy that ends when the other end of `control` does, and return its process id.
+    """Start a proxy that ends when the other end of `control` is closed, and return its process id.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: The proxy cannot be started.
     """
     command = [sys.executable, "-I", "-m", "tool_worker.sandbox.egress", name]
     with ExitStack() as closing:
@@ -132,7 +132,7 @@ def start_proxy(control: int, listener: int, settings: Mapping[str, object], *, 
 
 
 def _lent_listener(control: socket.socket) -> int:
-    """Ask a host for the socket on which its sandbox is served."""
+    """Request a host's listening socket for proxy connections of its sandbox."""
     control.settimeout(LEND_LIMIT_SECONDS)
     try:
         control.sendall(b'{"op":"egress","request":0}\n')

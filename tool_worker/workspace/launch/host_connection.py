@@ -1,8 +1,8 @@
 """A tool worker's connection to a workspace host.
 
-Holds: requests of many actions share one connection; when it breaks, each of them ends with `HostLost`.
-Does not: start hosts or try again, see `workspaces`. The host is not trusted: what it answers is checked, and a host
-that breaks the protocol is treated as lost.
+Holds: requests of many actions share one connection; when it breaks, each of them raises `HostLost`.
+Does not: start hosts or retry, see `workspaces`. The host is not trusted: its answers are validated, and a host that
+breaks the protocol is treated as lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tool_worker.host import protocol
 from tool_worker.host.protocol import FINGERPRINT_LIMIT_CHARS
 
 ANSWER_LIMIT_SECONDS = 30.0
-"""How long a host may take to answer what it can answer at once."""
+"""Time limit for requests that a host answers immediately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,10 @@ class HostResult:
     """The outcome of an action.
 
     Attributes:
-        value: the tool's result, see `protocol`; empty if the outcome is unknown.
-        is_unknown: an earlier host began the action and died before it could note the outcome.
-        is_replayed: the result was already recorded; nothing was run.
-        is_other: another action was begun under this number; nothing was run.
+        value: The tool's result, see `protocol`; empty if the outcome is unknown.
+        is_unknown: An earlier host started the action and died before it recorded the outcome.
+        is_replayed: The result was already recorded; nothing ran.
+        is_other: Another action was started under this number; nothing ran.
     """
 
     action_id: int
@@ -43,13 +43,12 @@ class HostResult:
 
 @dataclass(frozen=True, slots=True)
 class ActionStatus:
-    """What the host knows of an action.
+    """A host's record of an action.
 
     Attributes:
         state: `recorded`, `running`, `unknown`, `never_started` or `other`.
-        result: of a recorded action.
-        is_certain: false: the machine was rebooted since, so that an action that is said to have never started may
-            have been started before.
+        result: Result of a recorded action.
+        is_certain: False if the machine was rebooted since, so that a `never_started` action may have started before.
     """
 
     state: str
@@ -62,11 +61,11 @@ class HostReport:
     """The condition of a host.
 
     Attributes:
-        workspace: the path of the workspace, as its programs see it.
-        running: actions that were begun or wait for their turn.
-        newest: the highest number under which an action was ever begun, and its fingerprint; None: none was.
-        is_shell_busy: whether a command runs in the shell, answered or not.
-        has_egress: whether a proxy is attached to it.
+        workspace: Path of the workspace, as its programs see it.
+        running: Actions that are running or queued.
+        newest: The highest action id that ever started, with its fingerprint; None if none did.
+        is_shell_busy: Whether a command runs in the shell, answered or not.
+        has_egress: Whether a proxy is attached to it.
     """
 
     workspace: str
@@ -77,10 +76,10 @@ class HostReport:
 
 
 class HostConnection:
-    """An open connection; made by `attach`.
+    """An open connection; created by `attach`.
 
     Attributes:
-        checked_at, gap_id: what was found when its journal was compared with the log, see `steps.journal`.
+        checked_at, gap_id: Result of comparing its journal with the log, see `steps.journal`.
     """
 
     def __init__(self, conversation_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -95,10 +94,10 @@ class HostConnection:
 
     @classmethod
     async def attach(cls, conversation_id: str, connected: socket.socket) -> HostConnection:
-        """Use a connected socket and make sure that a host of this version answers.
+        """Use a connected socket, and check that a host of this version answers.
 
         Raises:
-            HostLost, WorkspaceUnavailable: see `ping`.
+            HostLost, WorkspaceUnavailable: See `ping`.
         """
         reader, writer = await asyncio.open_unix_connection(sock=connected, limit=protocol.FRAME_LIMIT_BYTES)
         connection = cls(conversation_id, reader, writer)
@@ -116,7 +115,7 @@ class HostConnection:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request waits for its answer."""
+        """Whether no request is pending."""
         return not self._waiting
 
     async def run(
@@ -128,17 +127,18 @@ class HostConnection:
         may_repeat: bool = False,
         fingerprint: str = "",
     ) -> HostResult:
-        """Run an action, attach to it if it runs already, or get its recorded result.
+        """Run an action, attach to it if it is already running, or get its recorded result.
 
-        Idempotent: an action id is run once in the life of the workspace.
+        Idempotent: an action id runs once in the lifetime of the workspace.
 
         Args:
-            may_repeat: Run it again if its outcome is unknown.
-            fingerprint: What tells it from another one with its number, see `fingerprints`.
+            may_repeat: Whether to run it again if its outcome is unknown.
+            fingerprint: Tells it apart from another action with its number, see `fingerprint_of`.
 
         Raises:
-            HostRefused: the host began nothing.
-            HostLost: the connection broke, or the host went silent; whether the action was begun the next host knows.
+            HostRefused: The host did not start the action.
+            HostLost: The connection broke, or the host stopped answering; the next host knows whether the action
+                started.
         """
         request = {"op": "run", "action_id": action_id, "tool": tool, "arguments": dict(arguments)}
         request |= {"may_repeat": may_repeat, "fingerprint": fingerprint}
@@ -150,10 +150,10 @@ class HostConnection:
         return _result(action_id, reply)
 
     async def status(self, action_id: int, *, fingerprint: str = "") -> ActionStatus:
-        """Ask what is known of an action.
+        """Return the host's record of an action.
 
         Raises:
-            HostLost: see `run`.
+            HostLost: See `run`.
         """
         reply = await self._ask({"op": "status", "action_id": action_id, "fingerprint": fingerprint})
         state = reply.get("state")
@@ -164,35 +164,36 @@ class HostConnection:
         return ActionStatus(state, is_certain=reply.get("is_certain") is True)
 
     async def interrupt(self, action_id: int | None) -> bool:
-        """Stop an action within a second, or with None whatever runs in the shell; return whether anything ran.
+        """Stop an action within a second, or the shell's current command if None; return whether anything ran.
 
-        Who waits for the action gets its result as usual.
+        Callers that wait for the action get its result as usual.
 
         Raises:
-            HostLost: see `run`.
+            HostLost: See `run`.
         """
         return (await self._ask({"op": "interrupt", "action_id": action_id})).get("was_running") is True
 
     async def retire(self, *, may_kill: bool) -> bool:
-        """End the host if nothing runs in it; return whether it is ending.
+        """End the host if it is idle; return whether it is ending.
 
         Args:
-            may_kill: Whether background jobs count as nothing; an action in progress never does.
+            may_kill: Whether a host with background jobs counts as idle; one with an action in progress never does.
 
         Raises:
-            HostLost: see `run`.
+            HostLost: See `run`.
         """
         return (await self._ask({"op": "retire", "may_kill": may_kill})).get("closing") is True
 
     async def ping(self) -> HostReport:
-        """Make sure that the host answers.
+        """Check that the host answers, and return its condition.
 
         Raises:
-            HostLost: it does not.
-            WorkspaceUnavailable: it speaks another version of the protocol.
+            HostLost: The host does not answer.
+            WorkspaceUnavailable: The host has another version of the protocol.
         """
         reply = await self._ask({"op": "ping"})
-        version, running = reply.get("protocol"), reply.get("running")
+        version = reply.get("protocol")
+        running = reply.get("running")
         if version != protocol.PROTOCOL_VERSION or not isinstance(running, list):
             raise WorkspaceUnavailable(
                 f"The host of {self.conversation_id} speaks version {version!r} of the protocol.",

@@ -1,17 +1,17 @@
-"""The files that one conversation's workspace has on this node, and the locks among them.
+"""The files of one conversation's workspace on this node, including its locks.
 
-    <root>/<conversation>/workspace/       the workspace, unless it was given from elsewhere
+    <root>/<conversation>/workspace/       the workspace, unless it is a named directory
     <root>/<conversation>/home/, tmp/      the home and /tmp of its programs, if the sandbox gives it separate ones
-    <root>/<conversation>/host/            seen by no program in the sandbox:
+    <root>/<conversation>/host/            not visible to programs in the sandbox:
         binding.json     directory, sandbox and network, fixed when the workspace is first opened
         opening.lock     held while the host is started or ended
-        alive.lock       held by the host and its sandbox as long as one of them lives
-        pid-<n>.json     the process whose death ends all others of the workspace, as pid namespace <n> counts
-        gitconfig        of programs that no sandbox confines
+        alive.lock       held by the host and its sandbox while one of them lives
+        pid-<n>.json     the process whose death ends all others of the workspace, as numbered in pid namespace <n>
+        gitconfig        of programs without a sandbox
         deleted          when the conversation was found to be deleted from its store
         socket, journal, history (of edited files), host.log, egress.log; entrance, while a container is started
 
-Holds: locks are kernel locks on open files, so they end with their holder, however it ends.
+Holds: locks are kernel locks on open files, so they are released however their holder ends.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class HostFolder:
         self.entrance = self._folder / "entrance"
         self.git_configuration = self._folder / "gitconfig"
         self.egress_log = self._folder / "egress.log"
-        # Tool workers of one node may be in several containers, where the same number is somebody else's.
+        # Tool workers of one node may run in several containers, where one number means different processes.
         self.pid = self._folder / f"pid-{Path('/proc/self/ns/pid').stat().st_ino}.json"
         self._alive = self._folder / "alive.lock"
         self._opening = self._folder / "opening.lock"
@@ -63,32 +63,32 @@ class HostFolder:
 
     @property
     def directory(self) -> Path:
-        """The workspace: a directory that was given from elsewhere, or our own, which need not be there."""
+        """The workspace: a named directory, or our own one, which may not exist yet."""
         binding = self.read_binding()
         return Path(binding.path) if binding is not None else self.workspace
 
     def create(self) -> None:
-        """Make the folder, closed to other users. Idempotent."""
+        """Create the folder, closed to other users. Idempotent."""
         self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder.mkdir(mode=0o700, exist_ok=True)
 
     def deleted_at(self) -> float | None:
-        """Return when its conversation was found to be deleted from its store, as a timestamp; None: it was not."""
+        """Return when the conversation was found to be deleted from its store, as a timestamp; None if it was not."""
         try:
             return float(self._deleted.read_text())
         except (OSError, ValueError):
             return None
 
     def mark_deleted(self, timestamp: float) -> None:
-        """Note that its conversation was deleted, if it has left anything here. Idempotent."""
+        """Record that the conversation was deleted, if it has files here. Idempotent."""
         if self._folder.is_dir() and self.deleted_at() is None:
             self._deleted.write_text(str(timestamp))
 
     def create_home(self, files: Mapping[str, str] | None = None) -> None:
-        """Make the home and the temporary directory of a sandbox, unless they are there.
+        """Create the home and the temporary directory of a sandbox if they do not exist.
 
         Args:
-            files: What the home begins with, by path.
+            files: Initial files of the home, by path.
         """
         if not self.home.exists():
             draft = self.home.with_name(".home.new")
@@ -100,10 +100,10 @@ class HostFolder:
             draft.rename(self.home)
         if not self.temporary.exists():
             self.temporary.mkdir(mode=0o700)
-            self.temporary.chmod(0o1777)  # as programs expect of a /tmp; the folder around it is closed to others
+            self.temporary.chmod(0o1777)  # as programs expect of /tmp; the folder around it is closed to others
 
     def read_binding(self) -> Binding | None:
-        """Return what the workspace was bound to, or None before it was first opened, or if a power cut took it."""
+        """Return the binding of the workspace; None before it was first opened, or if a power cut destroyed it."""
         try:
             fields = json.loads(self._binding.read_text())
             return Binding(**{**fields, "allow": tuple(fields.get("allow", ()))})
@@ -111,15 +111,15 @@ class HostFolder:
             return None
 
     def write_binding(self, binding: Binding) -> None:
-        """Bind the workspace, wholly or not at all."""
+        """Write the binding of the workspace, atomically."""
         draft = self._binding.with_suffix(".new")
         draft.write_text(json.dumps(asdict(binding)))
         draft.replace(self._binding)
 
     def main_pid(self) -> int | None:
-        """Return the process id that the last host announced; whether it lives is for the lock to say.
+        """Return the process id that the last host announced; only the lock shows whether it is alive.
 
-        None: nothing was announced, or in another pid namespace, where we can neither see nor signal it.
+        None if no host announced one in our pid namespace; a host elsewhere can be neither seen nor signalled.
         """
         try:
             announced = json.loads(self.pid.read_text())
@@ -129,19 +129,19 @@ class HostFolder:
         return pid if isinstance(pid, int) and pid > 1 else None
 
     def clear_pids(self) -> None:
-        """Drop what earlier hosts announced: the kernel uses the numbers of pid namespaces again."""
+        """Remove the process ids of earlier hosts: the kernel reuses the numbers of pid namespaces."""
         for announced in self._folder.glob("pid-*.json"):
             announced.unlink(missing_ok=True)
 
     def log_tail(self) -> str:
-        """Return the end of what the last host wrote to its standard error."""
+        """Return the end of the last host's standard error."""
         try:
             return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace").strip()
         except OSError:
             return ""
 
     def take_alive_lock(self) -> int | None:
-        """Take the lock of a living host and return its descriptor, or None if a host has it."""
+        """Take the lock of a live host and return its descriptor; None if a host holds it."""
         return _try_lock(self._alive, fcntl.LOCK_EX)
 
     @property
@@ -149,14 +149,14 @@ class HostFolder:
         """Whether a host holds its lock."""
         if not self._alive.exists():
             return False
-        # A shared lock: to those who look at the same time it does not look like a host.
+        # A shared lock, so that concurrent checks do not take each other for a host.
         probe = _try_lock(self._alive, fcntl.LOCK_SH)
         if probe is not None:
             os.close(probe)
         return probe is None
 
     def last_used(self) -> int:
-        """Return when an action was last begun or ended, as the file system tells time; 0: never."""
+        """Return when an action last started or ended, as a file time in nanoseconds; 0 if never."""
         try:
             return self.journal.stat().st_mtime_ns
         except OSError:
@@ -164,7 +164,7 @@ class HostFolder:
 
     @asynccontextmanager
     async def opening(self) -> AsyncIterator[None]:
-        """Be the only one on this machine who starts or ends this host."""
+        """Hold the machine-wide lock for starting and ending this host."""
         descriptor = _try_lock(self._opening, fcntl.LOCK_EX)
         if descriptor is None:
             descriptor = await _lock(self._opening)
@@ -174,7 +174,7 @@ class HostFolder:
             os.close(descriptor)
 
     def listen(self) -> socket.socket:
-        """Return a listening socket at the host's address, in place of an earlier one."""
+        """Return a listening socket at the host's address; replaces an earlier one."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with self._address() as address:
@@ -190,7 +190,7 @@ class HostFolder:
         """Return a connection to the host.
 
         Raises:
-            OSError: nobody listens.
+            OSError: No host listens.
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
@@ -203,7 +203,7 @@ class HostFolder:
 
     @contextmanager
     def _address(self) -> Iterator[str]:
-        """Yield a short path of the socket: the kernel takes 108 bytes, and folders may lie deeper."""
+        """Yield a short path of the socket: the kernel accepts 108 bytes, and folders may be nested deeper."""
         folder = os.open(self._folder, os.O_PATH | os.O_DIRECTORY)
         try:
             yield f"/proc/self/fd/{folder}/socket"
@@ -222,13 +222,13 @@ def _try_lock(path: Path, kind: int) -> int | None:
 
 
 async def _lock(path: Path) -> int:
-    """Wait for another worker's start or end of a host, which are bounded."""
+    """Wait until no other worker starts or ends the host, which takes a limited time."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     locked = asyncio.get_running_loop().run_in_executor(None, fcntl.flock, descriptor, fcntl.LOCK_EX)
     try:
         await asyncio.shield(locked)
     except BaseException:
-        # The thread cannot be called back; what it gets is given up as soon as it has it.
+        # The thread cannot be cancelled, so its lock is released once it is taken.
         locked.add_done_callback(lambda _: os.close(descriptor))
         raise
     return descriptor

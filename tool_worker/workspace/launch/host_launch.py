@@ -1,11 +1,13 @@
-"""How a workspace host is started so that it outlives the tool worker, and how its death is made sure of.
+"""Starts workspace hosts so that they outlive the tool worker, and ends them reliably.
 
 Holds:
-    - A host leads its own session and is tied to its starter by nothing: not by a signal at the parent's death,
-      not by a terminal, not by an open descriptor.
-    - It listens before it runs, so that its starter can connect at once.
+    - A host leads its own session and has no tie to its starter: no signal at the parent's death, no terminal, no open
+      descriptor.
+    - It listens before it runs, so that its starter can connect immediately.
     - When `end_host` returns, no process of the workspace is left.
-Does not: keep a service manager from killing the whole control group of a tool worker; its unit must not ask for that.
+    - A host that cannot inherit descriptors fetches them through a socket, once. Only a process that sees the socket's
+      mount can connect, because its folder is closed to others.
+Does not: keep a service manager from killing the whole control group of a tool worker; its unit must not request that.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import asyncio
 import errno
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
@@ -39,13 +42,13 @@ from tool_worker.sandbox import (
     HostDescriptors,
     ResourceLimits,
     Sandbox,
+    bind_for_all,
     in_memory,
     interpreter,
     opened,
     spawn,
     system_call_filter,
 )
-from tool_worker.workspace.launch.descriptor_handover import start_and_hand_over
 from tool_worker.workspace.launch.host_connection import HostConnection
 from tool_worker.workspace.launch.host_folder import HostFolder
 
@@ -54,27 +57,29 @@ DEATH_LIMIT_SECONDS = 10.0
 BOUND_AFTER_SECONDS = 0.008
 LOCK_POLL_SECONDS = 0.02
 NO_PROCESS = (errno.ESRCH, errno.ENOENT, errno.EINVAL)
-"""What the kernel says of a number that is no process: it has ended, or a thread has its number by now."""
+"""The kernel's errors for a pid without a process: the process ended, or a thread has the number now."""
+HANDOVER_LIMIT_SECONDS = 60.0
+LOOK_AGAIN_SECONDS = 0.2
 
 
 def start_host(
     folder: HostFolder, sandbox: Sandbox, enclosure: Enclosure, configuration: HostConfiguration, alive_fd: int
 ) -> int:
-    """Start a host and return the process id of what was started: the sandbox's outer process, or the host.
+    """Start a host and return the id of the started process: the sandbox's outer process, or the host.
 
-    Blocks for a second or so where the sandbox inherits no descriptors.
+    Blocks for a second or so if the sandbox does not inherit descriptors.
 
     Args:
-        alive_fd: The held lock of a living host, which passes to it; the caller closes its own descriptor.
+        alive_fd: The held lock of a live host, which the host inherits; the caller closes its own descriptor.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: The host cannot be started.
     """
     main_module = f"{sandbox.code_root}/tool_worker/host/__main__.py"
     program = [interpreter(), "-I", "-S", main_module, folder.conversation_id]
     options = sandbox.options(enclosure)
     command = list(sandbox.command(program, options, HostDescriptors(PID_FD, OPTIONS_FD, FILTER_FD)))
-    # What has to come for its descriptors binds itself: of an engine's own filter we know nothing.
+    # A host that fetches its descriptors also installs our filter itself: the filter of a container engine is unknown.
     calls_refused = sandbox.system_call_filter if sandbox.capabilities.inherits_descriptors else system_call_filter()
     folder.clear_pids()
     with ExitStack() as closing:
@@ -97,9 +102,9 @@ def start_host(
 
 
 def bound_host(folder: HostFolder, groups: ControlGroups, host_id: str, limits: ResourceLimits) -> None:
-    """Bound what a host, of which nothing has been asked yet, will ever start. Idempotent.
+    """Put a host into its control group, before its first request, to limit all its later processes.
 
-    Blocks for ten milliseconds or so, unless it is done already.
+    Idempotent. Blocks for about ten milliseconds the first time.
     """
     main = folder.main_pid()
     if main is not None:
@@ -108,10 +113,10 @@ def bound_host(folder: HostFolder, groups: ControlGroups, host_id: str, limits: 
 
 @asynccontextmanager
 async def bounding(bound: Callable[[], None]) -> AsyncIterator[None]:
-    """Begin to bound a host while it starts, so that little is left to wait for once it has answered.
+    """Limit a host in the background while it starts, so that little work is left once it has answered.
 
-    Not at once: in a group a start costs up to a third more CPU. Processes that the host starts meanwhile may be
-    missed, and errors are ignored, so the host has to be bounded again when it has answered.
+    Not immediately: inside a group, a start costs up to a third more CPU. Processes started meanwhile may be missed,
+    and errors are ignored, so the host must be limited again once it has answered.
     """
 
     async def begin() -> None:
@@ -127,10 +132,10 @@ async def bounding(bound: Callable[[], None]) -> AsyncIterator[None]:
 
 
 async def interrupt_host(folder: HostFolder, action_id: int | None) -> bool:
-    """Stop an action in the host that there is, if any; see `HostConnection.interrupt`.
+    """Stop an action in the live host, if any; see `HostConnection.interrupt`.
 
     Raises:
-        OSError, HostLost: it does not answer.
+        OSError, HostLost: The host does not answer.
     """
     if not folder.is_alive:
         return False
@@ -142,21 +147,21 @@ async def interrupt_host(folder: HostFolder, action_id: int | None) -> bool:
             await connection.detach()
     except (OSError, HostLost):
         if await wait_until_dead(folder, DEATH_LIMIT_SECONDS):
-            return False  # it was ending, and all that ran with it
+            return False  # the host was ending, with all its programs
         raise
 
 
 async def end_host(folder: HostFolder, sandbox: Sandbox, host_id: str) -> None:
-    """Make sure that no process of the workspace lives; ask the host first, then kill. Idempotent.
+    """End all processes of the workspace: request the host to close, then kill. Idempotent.
 
     The caller holds `folder.opening()`.
 
     Raises:
-        WorkspaceUnavailable: a process could not be killed: the kernel keeps it, or it is in another container.
+        WorkspaceUnavailable: A process could not be killed: the kernel keeps it, or it is in another container.
     """
     pid = folder.main_pid()
     with _watched(pid) as main, _watched(_outer_process(pid)) as outer:
-        # Only while the lock is held does the process id belong to the host and not to somebody who got it later.
+        # The process id is the host's only while the lock is held; later it may be reused.
         if folder.is_alive:
             _ask_to_close(folder)
             if main is None:
@@ -176,20 +181,20 @@ async def end_host(folder: HostFolder, sandbox: Sandbox, host_id: str) -> None:
 
 
 async def wait_until_dead(folder: HostFolder, limit_seconds: float) -> bool:
-    """Wait for a host that is ending by itself, its sandbox included; return whether it has ended."""
+    """Wait for a host that is ending by itself, including its sandbox; return whether it has ended."""
     pid = folder.main_pid()
     with _watched(pid) as main, _watched(_outer_process(pid)) as outer:
         if main is None:
             await _wait_for_release(folder, limit_seconds)
         elif folder.is_alive:
             deaths = [await _wait_for_death(found, limit_seconds) for found in (main, outer) if found is not None]
-            if all(deaths):  # the outer process was not seen if the main one was dead already; it has the lock too
+            if all(deaths):  # the outer process is not found if the main one was already dead; it holds the lock, too
                 await _wait_for_release(folder, limit_seconds)
     return not folder.is_alive
 
 
 def reap(pid: int) -> bool:
-    """Take the exit status of a started process; return whether there is nothing left to take."""
+    """Collect the exit status of a child process; return whether it is collected or the process is not our child."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
@@ -214,7 +219,7 @@ def _outer_process(pid: int | None) -> int | None:
 
 @contextmanager
 def _watched(pid: int | None) -> Iterator[int | None]:
-    """Yield a descriptor that speaks of this very process, also if its id is used again, or None."""
+    """Yield a pidfd, which stays tied to the process even if its id is reused; None if there is no process."""
     try:
         descriptor = None if pid is None else os.pidfd_open(pid)
     except OSError as error:
@@ -229,15 +234,15 @@ def _watched(pid: int | None) -> Iterator[int | None]:
 
 
 async def _wait_for_release(folder: HostFolder, limit_seconds: float) -> None:
-    """Wait for the end of a host whose processes cannot be seen from here, such as one in another container."""
+    """Wait for the end of a host whose processes are not visible here, such as one in another container."""
     with suppress(TimeoutError):
         async with asyncio.timeout(limit_seconds):
-            while folder.is_alive:  # noqa: ASYNC110  (a lock of the kernel's; nobody tells when it is free)
+            while folder.is_alive:  # noqa: ASYNC110  (a kernel lock has no notification)
                 await asyncio.sleep(LOCK_POLL_SECONDS)
 
 
 async def _wait_for_death(pidfd: int, limit_seconds: float) -> bool:
-    """Wait until all threads of a process have ended, and with a namespace's first process all others in it."""
+    """Wait until all threads of a process have ended; for a namespace's first process, all others in it end, too."""
     loop = asyncio.get_running_loop()
     died = asyncio.Event()
     loop.add_reader(pidfd, died.set)
@@ -249,3 +254,60 @@ async def _wait_for_death(pidfd: int, limit_seconds: float) -> bool:
     finally:
         loop.remove_reader(pidfd)
     return True
+
+
+def start_and_hand_over(command: Sequence[str], entrance: Path, sources: Mapping[int, int], log: int) -> int:
+    """Run a command that starts a host elsewhere, pass the host its descriptors, and return the command's pid.
+
+    Blocks for a second or so.
+
+    Args:
+        sources: Our descriptors, by their number in the host.
+        log: Receives the command's output.
+
+    Raises:
+        OSError: The host did not connect.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with listener:
+        bind_for_all(listener, entrance)  # the host may run as any user; the folder is closed to all others
+        listener.listen(1)
+        listener.settimeout(LOOK_AGAIN_SECONDS)
+        try:
+            pid = os.posix_spawn(
+                command[0],
+                list(command),
+                {},
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, log, 1),
+                    (os.POSIX_SPAWN_DUP2, log, 2),
+                ],
+                setsid=True,
+            )
+            _give(listener, sources, pid)
+        finally:
+            entrance.unlink(missing_ok=True)
+    return pid
+
+
+def _give(listener: socket.socket, sources: Mapping[int, int], pid: int) -> None:
+    """Serve the first client; give up if the command fails."""
+    taker = None
+    has_ended = False
+    for _ in range(int(HANDOVER_LIMIT_SECONDS / LOOK_AGAIN_SECONDS)):
+        with suppress(TimeoutError):
+            taker, _ = listener.accept()
+            break
+        if not has_ended:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            has_ended = bool(ended)
+            if has_ended and status:
+                raise ConnectionAbortedError("the container was not started")
+    if taker is None:
+        raise TimeoutError("nobody came for the descriptors of the host")
+    with taker:
+        taker.settimeout(HANDOVER_LIMIT_SECONDS)
+        socket.send_fds(taker, [bytes(sources)], list(sources.values()))
+        if not taker.recv(1):
+            raise ConnectionAbortedError("the host did not take its descriptors")

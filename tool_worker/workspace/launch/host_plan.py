@@ -1,4 +1,4 @@
-"""What the host of a workspace is started with: its sandbox and its configuration."""
+"""Plans the start of a workspace's host: its sandbox and its configuration."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from tool_worker.sandbox import HOST_ID_VARIABLE, Enclosure, ResourceLimits, San
 from tool_worker.workspace.files.openat2_paths import Directory
 from tool_worker.workspace.launch.binding import Binding
 from tool_worker.workspace.launch.egress_gate import EGRESS_PORT, proxy_environment
-from tool_worker.workspace.launch.git_identity import GitIdentity
 from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.launch.session_programs import SessionPrograms, document_packages, document_readers
 
 GIT_CONFIGURATION = ".config/git/config"
-"""Below the home; what a user sets by `git config --global` counts more, and so does a repository."""
+"""Path below the home; a user's `git config --global` and a repository's settings override it."""
 MEMORY_OF_ALL = (
     "[A program was killed or refused memory. All programs of this workspace together may use {size}, files in "
     "/dev/shm included; one that takes more is killed.]"
@@ -27,6 +26,7 @@ MEMORY_OF_EACH = (
 KEPT = "all other files, and the history of undo_edit"
 KEPT_WITHOUT_TEMPORARY = "the files of the workspace and of the home, and the history of undo_edit"
 KEPT_WITH_HOME = "the files of the workspace, of the home and of /tmp, and the history of undo_edit"
+LIMIT_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class HostPlans:
 
     Attributes:
         root: Directory of the node's workspaces.
-        has_control_groups: Whether the kernel bounds all programs of a workspace together.
+        has_control_groups: Whether the kernel limits all programs of a workspace together.
 
     The others: see `Workspaces`.
     """
@@ -57,7 +57,7 @@ class HostPlans:
         """Plan a host in a sandbox.
 
         Args:
-            directory: What the path of the binding has to lead to when the sandbox is made.
+            directory: The directory that the binding's path must lead to when the sandbox is created.
         """
         can = sandbox.capabilities
         enclosure = Enclosure(
@@ -114,14 +114,15 @@ class HostPlans:
         return enclosure, configuration
 
     def _memory_notice(self, sandbox: Sandbox) -> str:
-        can, limit = sandbox.capabilities, self.limits.memory_bytes
+        can = sandbox.capabilities
+        limit = self.limits.memory_bytes
         if limit is None or not can.confines_programs:
             return ""
         is_of_each = can.uses_control_groups and not self.has_control_groups
         return (MEMORY_OF_EACH if is_of_each else MEMORY_OF_ALL).format(size=_size(limit))
 
     def _git_variables(self, folder: HostFolder) -> Mapping[str, str]:
-        """Put the identity below the machine's configuration, where there is no home of ours to put it into."""
+        """Return the variables that add the identity to the machine's configuration, for sandboxes without our home."""
         system = "[include]\n\tpath = /etc/gitconfig\n"
         folder.git_configuration.write_text(self.git_identity.configuration() + system)
         return {"GIT_CONFIG_SYSTEM": str(folder.git_configuration)}
@@ -143,3 +144,31 @@ def _kept(enclosure: Enclosure) -> str:
 
 def _size(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes >> 20} MiB"
+
+
+@dataclass(frozen=True, slots=True)
+class GitIdentity:
+    """Git's author in a workspace that configures none; git chooses an empty name or email address itself.
+
+    Raises:
+        ValueError: One of them has a character that git rejects or interprets.
+    """
+
+    name: str = "deckhands"
+    email: str = "deckhands@localhost"
+
+    def __post_init__(self) -> None:
+        """Check that both are single lines of text."""
+        for text in (self.name, self.email):
+            if len(text) > LIMIT_CHARS or not all(character.isprintable() for character in text):
+                raise ValueError(f"{text[:LIMIT_CHARS]!r} is not a line of up to {LIMIT_CHARS} characters")
+
+    def configuration(self) -> str:
+        """Return the identity in the format of git's configuration files."""
+        lines = [f"\t{key} = {_quoted(text)}\n" for key, text in (("name", self.name), ("email", self.email)) if text]
+        return "".join(("[user]\n", *lines)) if lines else ""
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

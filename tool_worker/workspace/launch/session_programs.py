@@ -1,8 +1,8 @@
-"""Which session programs the workspaces of a worker have, by the pools that it serves, and what they need to start.
+"""The session programs of a worker's workspaces, chosen by its pools, and their requirements.
 
-Holds: a program runs on our own Python with our own packages, read-only; a pool whose packages or whose
-Chromium are missing is an error at the worker's start, not at the first call. In a container it runs on what the image
-has; what that lacks is the answer to each call.
+Holds: a program runs on our own Python with our own packages, read-only. Missing packages or a missing Chromium are an
+error at the worker's start, not at the first call. In a container, a program runs with the image's software; if that
+is incomplete, each call is answered with the reason.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ PACKAGE = PACKAGE_ROOT / "tool_worker"
 
 @dataclass(frozen=True, slots=True)
 class SessionPrograms:
-    """The commands for a workspace host, and what its sandbox has to show.
+    """The commands for a workspace host, and the paths that its sandbox must show.
 
     Attributes:
-        commands: by tool.
-        read_only: paths of this machine.
-        in_containers: the commands of workspaces that are containers, by tool.
+        commands: Command line by tool.
+        read_only: Paths of this machine.
+        in_containers: Command line by tool, for workspaces in containers.
     """
 
     commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -40,11 +40,11 @@ def session_programs(pools: Iterable[str], *, chromium: str = "", sandbox: str =
     """Return the session programs for these pools.
 
     Args:
-        chromium: Where Chromium is; empty: where it is usually installed.
-        sandbox: What the node demands; if that is containers, this machine need have nothing.
+        chromium: Path of Chromium; if empty, the usual places are searched.
+        sandbox: The sandbox that the node demands; for containers, this machine needs no packages.
 
     Raises:
-        UsageError: something that one of them needs is not installed.
+        UsageError: A required program or package is not installed.
     """
     chosen = [pool for pool in pools if pool in PROGRAMS]
     if not chosen:
@@ -54,7 +54,7 @@ def session_programs(pools: Iterable[str], *, chromium: str = "", sandbox: str =
     if sandbox in CAPABILITIES and CAPABILITIES[sandbox].runs_images:
         return SessionPrograms(in_containers=in_containers)
     commands: dict[str, Sequence[str]] = {}
-    # The folder's package has to be there too, or another one of that name could be taken for it.
+    # The parent package must be shown, too; otherwise another package of that name could replace it.
     read_only = [Path(sys.prefix), *(PACKAGE / name for name in HOST_CODE)]
     for pool in chosen:
         program = PROGRAMS[pool]
@@ -73,24 +73,24 @@ def session_programs(pools: Iterable[str], *, chromium: str = "", sandbox: str =
 
 
 def document_packages() -> str:
-    """Return the folder of the package that reads PDF files; empty if it is not installed."""
+    """Return the folder of the package that reads PDF files, or "" if it is not installed."""
     found = find_spec("pypdf")
     return str(Path(found.origin).parents[1]) if found is not None and found.origin else ""
 
 
 def document_readers() -> tuple[Path, ...]:
-    """Return what a sandbox has to show so that a workspace can read PDF files."""
+    """Return the paths that a sandbox must show so that a workspace can read PDF files."""
     packages = document_packages()
     return (Path(packages, "pypdf"),) if packages else ()
 
 
 def _chromium(path: str) -> Path:
-    """Return where Chromium is."""
+    """Return the path of Chromium."""
     found = shutil.which(path) if path else installed_chromium()
     if found is None:
-        told = f"DECKHANDS_CHROMIUM is {path!r}, which is not a program." if path else "Chromium is not installed."
+        problem = f"DECKHANDS_CHROMIUM is {path!r}, which is not a program." if path else "Chromium is not installed."
         raise UsageError(
-            f"The pool browser cannot be served: {told}",
+            f"The pool browser cannot be served: {problem}",
             remedy="Install it (on Debian: apt-get install chromium), or set DECKHANDS_CHROMIUM to where it is.",
         )
     return Path(found).resolve()

@@ -1,6 +1,6 @@
-"""The sandboxes of a node, each tried out before it is used for the first time.
+"""The sandboxes of a node, each tested before its first use.
 
-Holds: nothing runs in a weaker sandbox than the node demands, and nothing before the sandbox passed its self-test.
+Holds: no program runs in a weaker sandbox than the node demands, and none before the sandbox has passed its self-test.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tool_worker.workspace.launch.host_folder import HostFolder
 
 
 class VerifiedSandboxes:
-    """What a node's workspaces may run in.
+    """The sandboxes that a node's workspaces may use.
 
     Args:
-        demanded: `auto` (the best that works here), or a name; less is given only if it is `none`.
-        root: The directory of the node's workspaces.
+        demanded: `auto` (the best that works here), or a name; a weaker one is allowed only if this is `none`.
+        root: Directory of the node's workspaces.
     """
 
     def __init__(self, demanded: str, root: Path, containers: Containers) -> None:
@@ -42,10 +42,10 @@ class VerifiedSandboxes:
         self._choosing = asyncio.Lock()
 
     async def get(self, name: str) -> Sandbox:
-        """Return a sandbox that this node allows and that holds, tried once in the life of this object.
+        """Return a sandbox that this node allows, after its self-test, which runs once per object.
 
         Raises:
-            SandboxError: it is too weak for the node, does not work here or does not hold.
+            SandboxError: It is too weak for the node, does not work here, or fails its self-test.
         """
         async with self._choosing:
             name = self._demanded if name == AUTO else name
@@ -55,14 +55,14 @@ class VerifiedSandboxes:
             return self._verified[name]
 
     def known(self, name: str) -> Sandbox:
-        """Return a sandbox without a test: for what runs in it already, which a node may end but not start any more."""
+        """Return a sandbox without a test, for workspaces that already run in it: a node may end but not start them."""
         return self._known[name]
 
     def image(self, sandbox: Sandbox, wanted: str) -> str:
-        """Return the image of a workspace; empty for a sandbox that runs no images.
+        """Return the image of a workspace, or "" for a sandbox without images.
 
         Raises:
-            WorkspaceRefused: this one may not be used.
+            WorkspaceRefused: The image is not allowed.
         """
         return self._containers.chosen(wanted) if sandbox.capabilities.runs_images else ""
 
@@ -77,6 +77,6 @@ class VerifiedSandboxes:
                 f"This node runs nothing in the sandbox {name}.",
                 remedy="Set DECKHANDS_SANDBOX=none on the node to allow it.",
             )
-        # In the sandbox nothing can be written beside the code, and hosts would compile it at every start.
+        # Inside the sandbox the code's directory is read-only, so hosts would compile it at every start.
         compileall.compile_dir(PACKAGE_ROOT / "tool_worker" / "host", quiet=2)
         return sandbox

@@ -1,4 +1,4 @@
-"""What a workspace begins with: repositories are cloned and archives unpacked, in the sandbox.
+"""Fills new workspaces from their source: clones repositories and unpacks archives, in the sandbox.
 
 Start with: workspace_opener.
 """

@@ -1,8 +1,8 @@
-"""What was changed in a workspace since its beginning, as a patch for `git apply`.
+"""The changes in a workspace since its original state, as a patch for `git apply`.
 
-Holds: a patch and the memory that it takes are bounded. What does not fit is left out file by file, the largest first,
-and named; it is not stored. No program of the workspace can change what it is compared with.
-Does not: look at more than git does: ignored files are left out, and repositories inside the workspace are not entered.
+Holds: a patch and its memory use are limited. Files that do not fit are left out, the largest first, and listed; they
+are not stored. No program of the workspace can change the original state.
+Does not: compare more than git does: ignored files are left out, and nested repositories are not entered.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tool_worker.workspace.opening.repositories import SCRATCH_LIMIT, Repositori
 LIMIT_SECONDS = 90.0
 LIST_LIMIT_BYTES = 256 * 2**20
 SHARES = (0.7, 0.4)
-"""Which part of the limit the files of a patch may hold. Binary files take more room in it, and at most this much."""
+"""Shares of the patch's limit for the files' contents, tried in order. The second one is safe for binary files."""
 ENTRY_BYTES = 512
-"""What a patch says of each file besides its content and its name."""
+"""Bytes in a patch for each file, besides its content and its name."""
 NO_OBJECT = "0" * 40
 DOWNLOAD = (
     "Copy what you need with `deckhands cp ID:PATH .`, or name in a .gitignore what is not to be compared, "
@@ -39,7 +39,7 @@ DOWNLOAD = (
 _BEGINNING = """
 exec git --git-dir="$BASE" rev-parse --verify 'refs/deckhands/base^{tree}'
 """
-# Nothing is stored here: which files differ is found by their hashes, and what is new by name.
+# Stores nothing: changed files are found by their hashes, new files by name.
 _LIST = """
 set -e
 (unset GIT_DIR GIT_WORK_TREE; git init --quiet --bare --template= repository)
@@ -70,10 +70,10 @@ exec git -c core.compression=1 diff --cached --binary --full-index --no-ext-diff
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """What was changed.
+    """The changes of a workspace.
 
     Attributes:
-        left_out: the files that were changed and are not in it, because it would be too large.
+        left_out: Changed files that are not in the patch because it would be too large.
     """
 
     content: bytes
@@ -88,23 +88,23 @@ class _Change:
 
 
 class Changes:
-    """Compares workspaces with what they began with, by git in one sandbox."""
+    """Compares workspaces with their original state, by git in one sandbox."""
 
     def __init__(self, repositories: Repositories, *, limit_seconds: float = LIMIT_SECONDS) -> None:
         self._repositories = repositories
         self._limit_seconds = limit_seconds
 
     async def since(self, directory: Path, base: Path | None, *, limit_bytes: int) -> Patch:
-        """Return what was changed since the beginning.
+        """Return the changes since the original state.
 
         Args:
-            base: where `Repositories.record` has kept the beginning; None: there was nothing.
-            limit_bytes: how large the patch may be.
+            base: The original state, as kept by `Repositories.record`; None for an empty one.
+            limit_bytes: Maximum size of the patch.
 
         Raises:
-            SourceUnusable: git says no.
-            WorkspaceTooLarge: the workspace is too large to be compared.
-            WorkspaceUnavailable: git cannot be started.
+            SourceUnusable: Git fails.
+            WorkspaceTooLarge: The workspace is too large to compare.
+            WorkspaceUnavailable: Git cannot be started.
         """
         ends = asyncio.get_running_loop().time() + self._limit_seconds
         async with async_staging_in(directory.parent) as scratch:
@@ -187,10 +187,10 @@ class Changes:
 
 
 def _changes(listed: bytes) -> Iterator[_Change]:
-    """Read what `_LIST` prints, each part of it ended by a zero byte.
+    """Parse the output of `_LIST`, a list of parts that end in a zero byte.
 
-    First `:old-mode new-mode old-object new-object status` and the path of each change, then nothing, then the paths of
-    what is new; that of a repository ends in a slash.
+    For each change: `:old-mode new-mode old-object new-object status`, then its path. Then an empty part, then the
+    paths of new files; the path of a nested repository ends in a slash.
     """
     parts = iter(listed.split(b"\0"))
     while about := next(parts, b""):
@@ -202,13 +202,13 @@ def _changes(listed: bytes) -> Iterator[_Change]:
 
 
 def _sizes_of_objects(found: bytes) -> dict[str, int]:
-    """Read what `git cat-file --batch-check` prints; an object that is not there is another repository."""
+    """Parse the output of `git cat-file --batch-check`; a missing object belongs to a nested repository."""
     lines = (line.split(" ") for line in found.decode("ascii", "replace").splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}
 
 
 def _sizes(changes: Iterable[_Change], of_objects: Mapping[str, int], tree: Path) -> dict[bytes, int]:
-    """Return how much each change adds to a patch, at least: what was there, what is there, and a few words."""
+    """Return the minimum size of each change in a patch: old content, new content, and overhead."""
     sizes: dict[bytes, int] = {}
     with Directory(tree) as directory:
         for change in changes:
@@ -218,7 +218,7 @@ def _sizes(changes: Iterable[_Change], of_objects: Mapping[str, int], tree: Path
 
 
 def _size_of_file(directory: Directory, path: str) -> int:
-    """Return the size of a file; what was removed, or is no file, has none."""
+    """Return the size of a file; 0 if it was removed or is not a regular file."""
     try:
         descriptor = directory.open(path, os.O_PATH | os.O_NOFOLLOW, follows_links=False)
     except OSError as error:
@@ -235,7 +235,7 @@ def _size_of_file(directory: Directory, path: str) -> int:
 def _fitting(
     changes: Iterable[_Change], sizes: Mapping[bytes, int], limit_bytes: int
 ) -> tuple[list[_Change], list[_Change]]:
-    """Return the changes that fit, the smallest first, and those that do not, by path."""
+    """Return the changes that fit into the limit, smallest first, and the others, sorted by path."""
     total = 0
     chosen: list[_Change] = []
     left_out: list[_Change] = []
@@ -246,13 +246,13 @@ def _fitting(
 
 
 def _as_before(change: _Change) -> bytes:
-    """Return the line by which `git update-index --index-info` makes an entry what it was at the beginning."""
+    """Return the line of `git update-index --index-info` that restores an entry's original state."""
     mode = "0" if change.old_object == NO_OBJECT else change.old_mode
     return f"{mode} {change.old_object}\t".encode() + change.path + b"\0"
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file beside those of a confined program, which may have left a link there."""
+    """Write a file where a confined program may have created a link."""
     with suppress(FileNotFoundError):
         path.unlink()
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644), "wb") as file:
@@ -260,9 +260,9 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _readable(directory: Path, scratch: Path) -> Path:
-    """Return a directory with the files of a workspace that a confined program of ours can read.
+    """Return a directory with the workspace's files that our confined programs can read.
 
-    Where we are root, a container works as another user. Confined, root reads nothing of that user's.
+    If we are root, containers work as another user, whose files a confined root cannot read; then it is a copy.
     """
     if os.geteuid() != 0 or directory.stat().st_uid == 0:
         return directory
@@ -272,7 +272,7 @@ def _readable(directory: Path, scratch: Path) -> Path:
         for entry in entries(source, SCRATCH_LIMIT):
             target = copy / entry.path
             if entry.path == ".git" or entry.path.startswith(".git/"):
-                continue  # git would not look into it either
+                continue  # git would ignore it too
             try:
                 if entry.kind == DIRECTORY:
                     target.mkdir(mode=0o700)
@@ -281,7 +281,7 @@ def _readable(directory: Path, scratch: Path) -> Path:
                 elif entry.kind == FILE:
                     _copy(source, entry.path, target, entry.mode)
             except FileUnfit:
-                continue  # it became something else
+                continue  # no longer a regular file
             except OSError as error:
                 if not is_of_the_entry(error):
                     raise

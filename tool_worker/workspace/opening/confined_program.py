@@ -1,7 +1,7 @@
-"""Runs one program confined, to its end: for what a tool worker lets git do with files that it does not trust.
+"""Runs one program confined until it ends; a tool worker uses it for git on untrusted files.
 
-Holds: the program sees the directories that it is given and nothing else of the machine. It ends at its limit, with the
-task that waits for it and with the tool worker, and so does everything that it started.
+Holds: the program sees only the given directories of the machine. It ends, with all its child processes, at its time
+limit, when the task that waits for it is cancelled, and with the tool worker.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_COMPLAINT_BYTES = 4_000
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """How a program ended: exit code, standard output, and the end of its standard error."""
+    """The result of a program: exit code, standard output, and the end of its standard error."""
 
     code: int
     output: bytes
@@ -42,12 +42,12 @@ async def run_confined(
     """Run a program and wait for its end.
 
     Args:
-        environment: besides what the sandbox sets.
-        look: called twice a second in a thread meanwhile; what it raises ends the program.
+        environment: Added to the sandbox's environment.
+        look: Called twice a second in a thread meanwhile; an exception from it ends the program.
 
     Raises:
-        WorkspaceUnavailable: it took too long, or cannot be started.
-        WorkspaceTooLarge: it wrote more than the limit to its standard output.
+        WorkspaceUnavailable: The program took too long, or cannot be started.
+        WorkspaceTooLarge: The program wrote more than the limit to its standard output.
     """
     with ExitStack() as closing:
         filter_fd = in_memory(closing, sandbox.system_call_filter) if sandbox.system_call_filter else None
@@ -82,7 +82,7 @@ async def run_confined(
     finally:
         with suppress(ProcessLookupError):
             os.killpg(running.pid, signal.SIGKILL)
-        # To the end of its output: a pipe that nobody reads any more would keep asyncio from seeing that it has ended.
+        # Read to the end: with an unread pipe, asyncio does not notice the end of the process.
         await running.communicate()
     return ProgramResult(code, output.result(), complaint.result())
 

@@ -1,6 +1,6 @@
-"""The egress proxy of one program that may reach some hosts: the program of an MCP server, or a clone.
+"""The egress proxy of one program that may reach some hosts: an MCP server's program, or a clone.
 
-Holds: the proxy is there before the program begins, and ends with its connection, or with the tool worker.
+Holds: the proxy runs before the program starts, and ends with its connection or with the tool worker.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ REFUSALS_LIMIT_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ProgramEgress:
-    """What a program needs to go out.
+    """The settings with which a program reaches the network.
 
     Attributes:
-        proxy: its address.
-        read_only: what its sandbox has to show it.
-        wrap: turns its command line into one that connects to the proxy first.
-        log: where refusals are noted.
+        proxy: Address of the proxy.
+        read_only: Paths that its sandbox must show.
+        wrap: Turns its command line into one that connects to the proxy first.
+        log: File with the proxy's refusals.
     """
 
     proxy: str
@@ -40,7 +40,7 @@ class ProgramEgress:
     log: Path
 
     def refusal(self) -> str:
-        """Return why the proxy refused something last; empty if it has refused nothing."""
+        """Return the reason of the proxy's last refusal, or "" if there was none."""
         with suppress(OSError), self.log.open("rb") as file:
             for line in reversed(file.read(REFUSALS_LIMIT_BYTES).splitlines()):
                 with suppress(ValueError, TypeError, LookupError):
@@ -49,7 +49,7 @@ class ProgramEgress:
 
 
 def proxied_command(sandbox: Sandbox, address: Path, program: Sequence[str]) -> list[str]:
-    """Return the command that leads a program out by way of a socket, and becomes it."""
+    """Return a command line that connects a program to the proxy by a socket, and then executes the program."""
     leader = f"{sandbox.code_root}/tool_worker/host/egress_launcher.py"
     return [interpreter(), "-I", "-S", leader, str(EGRESS_PORT), str(address), *program]
 
@@ -58,15 +58,15 @@ def proxied_command(sandbox: Sandbox, address: Path, program: Sequence[str]) -> 
 async def proxy_for(
     address: Path, gate: EgressGate, allow: Sequence[str], *, log: Path, name: str
 ) -> AsyncIterator[None]:
-    """Serve one program that leads itself out by way of this address, while the block lasts.
+    """Run a proxy for one program that connects to this address, for the duration of the block.
 
-    The address is there, as a file, from the beginning of the block.
+    The socket file exists when the block starts.
     """
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     ours, theirs = socket.socketpair()
     with listening, ours, theirs:
         address.parent.mkdir(mode=0o700, exist_ok=True)
-        bind_for_all(listening, address)  # the program may run as any user; nobody else has access to the folder
+        bind_for_all(listening, address)  # the program may run as any user; the folder is closed to all others
         listening.listen(1)
         listening.setblocking(False)
         started: list[int] = []
@@ -100,12 +100,12 @@ async def proxy_for(
 async def program_egress(
     sandbox: Sandbox, folder: Path, gate: EgressGate, allow: Sequence[str], *, name: str
 ) -> AsyncIterator[ProgramEgress]:
-    """Lead one program out while the block lasts.
+    """Give one program network access for the duration of the block.
 
-    A program that no sandbox confines has to use the proxy by itself; nothing keeps it from going another way.
+    A program without a sandbox has to use the proxy voluntarily; nothing prevents other connections.
 
     Args:
-        folder: made here, for what the program and its proxy share.
+        folder: Created here, for files shared by the program and its proxy.
     """
     await asyncio.to_thread(folder.mkdir, mode=0o700, exist_ok=True)
     log = folder / "log"

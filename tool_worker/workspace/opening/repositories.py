@@ -1,12 +1,12 @@
-"""Git, as a tool worker uses it: to clone what a workspace begins with, and to keep that for later comparisons.
+"""Git operations of a tool worker: clones a workspace's source, and keeps its original state for comparisons.
 
 Holds:
-    - Git runs in the node's sandbox, with a configuration of ours alone: no hooks, no helpers, no submodules, and no
-      protocol but the one that was asked for. Of a repository's own settings none is read while anything is cloned.
-    - A clone reaches one host, by a proxy that judges its addresses (see `egress`); where the sandbox confines, it has
-      no other way. What the host says is not repeated.
-    - A password reaches git in its environment, and is offered to the one host that it is for.
-    - What a workspace began with is kept outside of it, where no program of the workspace can change it.
+    - Git runs in the node's sandbox, and only with our configuration: no hooks, no helpers, no submodules, and only the
+      requested protocol. A clone reads no settings of the repository.
+    - A clone reaches one host, by a proxy that checks its addresses (see `egress`); in a confining sandbox there is no
+      other way. The host's own messages are not repeated.
+    - A password reaches git in its environment, and is offered only to its own host.
+    - The original state is kept outside of the workspace, where no program of the workspace can change it.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ _ENVIRONMENT = {
     "GIT_LFS_SKIP_SMUDGE": "1",
     "GIT_NO_LAZY_FETCH": "1",
     "GIT_ALLOW_PROTOCOL": "none",
-    "HOME": "/nonexistent",  # where curl would look for passwords
+    "HOME": "/nonexistent",  # where curl looks for passwords
 }
-# What git itself says about a server; other lines may quote the server.
+# Git's own messages about a server; other lines may quote the server.
 _OF_A_SERVER = re.compile(
     r"fatal: (unable to access '.*': .*|repository '.*' not found|Authentication failed for '.*'"
     r"|could not read (Username|Password) for '.*'|Remote branch .* not found in upstream .*"
@@ -104,16 +104,16 @@ class Repositories:
         address: str = "",
         local: Path | None = None,
     ) -> str:
-        """Clone a repository into an empty directory and return the commit it is at.
+        """Clone a repository into an empty directory and return its commit.
 
         Args:
-            address: what the clone calls its origin; the source's own if empty.
-            local: the repository, or the bundle, of this machine that the source means.
+            address: The clone's `origin`; if empty, the source's own address.
+            local: The repository, or the bundle, on this machine that the source means.
 
         Raises:
-            SourceUnusable: git says no, or the address may not be reached; the text says why.
-            WorkspaceTooLarge: it is larger than the limits.
-            WorkspaceUnavailable: it took too long.
+            SourceUnusable: Git fails, or the address may not be reached; the text gives the reason.
+            WorkspaceTooLarge: The repository exceeds the limits.
+            WorkspaceUnavailable: The clone took too long.
         """
         settings, environment = _credentials(source, password) if local is None else ({}, {})
         allowed = {"GIT_ALLOW_PROTOCOL": "file" if local is not None else urlsplit(source.url).scheme}
@@ -129,7 +129,8 @@ class Repositories:
         )
         for step in [*_steps(source, local), *([["remote", "set-url", "--", "origin", address]] if address else [])]:
             if local is not None or step[0] not in REACHING_OUT:
-                ran, reason = await run(enclosure, _git(*step, **settings)), ""
+                ran = await run(enclosure, _git(*step, **settings))
+                reason = ""
             else:
                 folder = directory.with_name("way-out")
                 async with program_egress(self._sandbox, folder, self._gate, [host_of(source)], name="clone") as out:
@@ -143,14 +144,14 @@ class Repositories:
                 )
         await asyncio.to_thread(measure, directory, limits)
         ran = await run(enclosure, _git("rev-parse", "--quiet", "--verify", "HEAD"))
-        return ran.output.decode().strip() if ran.code == 0 else ""  # a repository without a commit
+        return ran.output.decode().strip() if ran.code == 0 else ""  # a repository without commits
 
     async def record(self, directory: Path, base: Path) -> None:
-        """Keep what a workspace begins with in the empty directory `base`.
+        """Record the original state of a workspace in the empty directory `base`.
 
         Raises:
-            SourceUnusable: git says no.
-            WorkspaceTooLarge, WorkspaceUnavailable: see `clone`.
+            SourceUnusable: Git fails.
+            WorkspaceTooLarge, WorkspaceUnavailable: See `clone`.
         """
         enclosure = Enclosure(base, str(base), read_only=(directory,), ends_with_starter=True)
         environment = {"BASE": str(base), "TREE": str(directory), "GIT_ALLOW_PROTOCOL": "file"}
@@ -168,10 +169,10 @@ class Repositories:
         output_limit_bytes: int = 2**20,
         limit_seconds: float = RECORD_LIMIT_SECONDS,
     ) -> ProgramResult:
-        """Run a shell script in which git has our settings; see `run_confined` for what is raised.
+        """Run a shell script in which git has our settings. Raises the errors of `run_confined`.
 
         Args:
-            scratch: the directory that it writes to, whose size is bounded.
+            scratch: Directory that the script writes to; its size is limited.
         """
         settings = {
             "GIT_CONFIG_COUNT": str(len(_SETTINGS)),
@@ -190,9 +191,9 @@ class Repositories:
 
 
 async def sandbox_of_git(demanded: Callable[[], Awaitable[Sandbox]], files: Path) -> Sandbox:
-    """Return what git runs in: what the node demands, but bubblewrap in place of containers if it works.
+    """Return the sandbox for git: the node's sandbox, or bubblewrap instead of containers if it works here.
 
-    An image need not have a git, and a container takes a second to start.
+    An image may lack git, and a container takes a second to start.
     """
     sandbox = await demanded()
     if not sandbox.capabilities.runs_images:
@@ -202,25 +203,25 @@ async def sandbox_of_git(demanded: Callable[[], Awaitable[Sandbox]], files: Path
 
 
 def require_git() -> None:
-    """Make sure that git is installed on this machine.
+    """Check that git is installed on this machine.
 
     Raises:
-        SourceUnusable: there is none.
+        SourceUnusable: Git is not installed.
     """
     if not is_installed():
         raise SourceUnusable("git is not installed on the tool worker's host.", remedy="Install it there.")
 
 
 def is_installed() -> bool:
-    """Say whether there is a git on this machine."""
+    """Return whether git is installed on this machine."""
     return shutil.which("git") is not None
 
 
 def host_of(source: GitSource) -> str:
-    """Return the one host, and its port, that a repository is cloned from.
+    """Return the host and the port that a repository is cloned from.
 
     Raises:
-        SourceUnusable: it is written in a way that two readers may take for two hosts.
+        SourceUnusable: The address is ambiguous: two parsers could read two different hosts.
     """
     parts = urlsplit(source.url)
     try:
@@ -234,7 +235,7 @@ def host_of(source: GitSource) -> str:
 
 
 def _credentials(source: GitSource, password: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the settings and the variables by which git has a password for one server."""
+    """Return the settings and the environment that give git a password for one server."""
     if not password:
         return {}, {}
     parts = urlsplit(source.url)
@@ -245,11 +246,11 @@ def _credentials(source: GitSource, password: str) -> tuple[dict[str, str], dict
 
 
 def _steps(source: GitSource, local: Path | None) -> list[list[str]]:
-    """Return the calls of git, in order."""
+    """Return the git commands, in order."""
     depth = [f"--depth={source.depth}"] if source.depth else []
     url = source.url
     if local is not None:
-        url = str(local) if local.is_file() else address_of(local)  # behind `file://` git expects no bundle
+        url = str(local) if local.is_file() else address_of(local)  # git accepts no bundle as a `file://` address
     if not _COMMIT.fullmatch(source.ref):
         branch = [f"--branch={source.ref}"] if source.ref else []
         return [["clone", "--quiet", "--template=", *depth, *branch, "--", url, "."]]
@@ -262,7 +263,7 @@ def _steps(source: GitSource, local: Path | None) -> list[list[str]]:
 
 
 def _git(*arguments: str, **settings: str) -> list[str]:
-    """Return a command line of git with our settings and those given."""
+    """Return a git command line with our settings and the given ones."""
     chosen = _SETTINGS | settings
     return [
         "/usr/bin/env",
@@ -273,13 +274,13 @@ def _git(*arguments: str, **settings: str) -> list[str]:
 
 
 def _reason_of_server(ran: ProgramResult) -> str:
-    """Return what git says of a server, without what the server says."""
-    said = next((line for line in ran.complaint.splitlines() if _OF_A_SERVER.fullmatch(line)), "")
-    return said[:500] or f"git ended with exit code {ran.code}; what the server answered is not repeated here"
+    """Return git's own message about a server, without the server's messages."""
+    message = next((line for line in ran.complaint.splitlines() if _OF_A_SERVER.fullmatch(line)), "")
+    return message[:500] or f"git ended with exit code {ran.code}; what the server answered is not repeated here"
 
 
 def reason_of(ran: ProgramResult) -> str:
-    """Return why git has failed, in its own words."""
+    """Return git's own reason for its failure."""
     lines = [line for line in ran.complaint.splitlines() if line.strip()]
     telling = [line for line in lines if line.startswith(("fatal:", "error:", "remote:"))]
     return " ".join(telling or lines[-3:])[:1_000] or f"git ended with exit code {ran.code}."

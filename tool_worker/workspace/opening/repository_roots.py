@@ -1,7 +1,7 @@
-"""Which repositories of a tool worker's own machine may be cloned: those below the directories that its operator names.
+"""The repositories of a tool worker's own machine that may be cloned: those below the directories set by its operator.
 
-Holds: a path leads below such a directory without any link, as the kernel follows it; nothing below the node's own
-directory is given out; for a path that may not be cloned, nothing reveals whether it exists.
+Holds: a path leads below such a directory without any link, as the kernel resolves it. Nothing below the node's own
+directory is given out. For a path that may not be cloned, the answer does not reveal whether it exists.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class RepositoryRoots:
-    """The directories below which repositories may be cloned; none: nothing of this machine may be."""
+    """The directories below which repositories may be cloned; if empty, no local repository may be cloned."""
 
     directories: tuple[Path, ...] = ()
 
     def found(self, url: str, *, node_dir: Path) -> Path:
-        """Return where the repository, or the bundle, of a `file://` address is. Blocks for some system calls.
+        """Return the path of the repository, or of the bundle, of a `file://` address. Blocks for some system calls.
 
         Args:
-            node_dir: where the workspaces of this node are.
+            node_dir: Directory of this node's workspaces.
 
         Raises:
-            SourceUnusable: it may not be cloned, or is not there.
+            SourceUnusable: It may not be cloned, or does not exist.
         """
         parts = urlsplit(url)
         path = Path(parts.path)
@@ -51,7 +51,7 @@ class RepositoryRoots:
 
 
 def address_of(path: Path) -> str:
-    """Return the address by which git clones what is at a path, and nothing else: git undoes `%`-escapes itself."""
+    """Return a git address that means exactly this path: git decodes `%`-escapes itself."""
     return f"file://{quote(str(path))}"
 
 

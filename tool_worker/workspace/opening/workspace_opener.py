@@ -1,11 +1,11 @@
-"""Opens workspaces that begin with a repository or an archive.
+"""Opens workspaces that are created from a repository or an archive.
 
-    <root>/<conversation>/workspace/     appears whole or not at all
-    <root>/<conversation>/base.git/      what it began with, for `Changes.since`
-    <root>/<conversation>/opened.json    what the opening found
+    <root>/<conversation>/workspace/     appears atomically
+    <root>/<conversation>/base.git/      its original state, for `Changes.since`
+    <root>/<conversation>/opened.json    the result of the opening
 
-Holds: a workspace is opened once, no matter how often it is asked for; a failure leaves nothing behind. What a killed
-worker left half filled is removed by the next opening of the conversation, or by the reaper.
+Holds: a workspace is opened once, no matter how often it is requested. A failure leaves no files behind. The leftovers
+of a killed worker are removed by the next opening of the conversation, or by the reaper.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WORKSPACE, BASE, OPENED = "workspace", "base.git", "opened.json"
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What a workspace began with; see `WorkspaceOpenedObservation`."""
+    """The result of opening a workspace; see `WorkspaceOpenedObservation`."""
 
     text: str
     commit: str
@@ -51,9 +51,9 @@ class WorkspaceOpener:
     Args:
         root: Directory of the node's workspaces.
         sandbox: Returns the node's sandbox, see `Workspaces.demanded_sandbox`.
-        limits: for what a workspace begins with.
-        gate: what of the network may be reached to clone it; None: all that is public.
-        roots: below which repositories of this machine may be cloned; None: none.
+        limits: Limits of a workspace's original content.
+        gate: Network access of clones; None for all public hosts.
+        roots: Directories below which local repositories may be cloned; None for none.
     """
 
     def __init__(
@@ -77,11 +77,12 @@ class WorkspaceOpener:
         self._under_way: dict[str, asyncio.Task[Opened]] = {}
 
     async def open(self, conversation_id: str, source: GitSource | UploadedSource) -> Opened:
-        """Fill a workspace, unless it is there already. Idempotent.
+        """Fill a workspace if it does not exist yet. Idempotent.
 
         Raises:
-            SourceUnusable, FileUnfit, WorkspaceTooLarge, WorkspaceUnavailable, StoreError, SandboxError: see there.
-            OSError: the node's disk is full, or the like.
+            SourceUnusable, FileUnfit, WorkspaceTooLarge, WorkspaceUnavailable, StoreError, SandboxError: See each
+                error.
+            OSError: The node's disk is full, or the like.
         """
         running = self._under_way.get(conversation_id)
         if running is None:
@@ -97,7 +98,7 @@ class WorkspaceOpener:
             raise
 
     def stop(self, conversation_id: str) -> None:
-        """End an opening that is under way."""
+        """Stop an opening in progress."""
         if conversation_id in self._under_way:
             self._under_way[conversation_id].cancel()
 
@@ -116,7 +117,7 @@ class WorkspaceOpener:
                 (staging / OPENED).replace(folder / OPENED)
                 if (folder / BASE).exists():
                     await asyncio.to_thread(remove, folder / BASE)
-                # The workspace comes last: once it is there, everything that belongs to it is.
+                # The workspace comes last: once it exists, its other files exist, too.
                 for name in (BASE, WORKSPACE):
                     with contextlib.suppress(FileExistsError):
                         put(staging / name, folder / name)
@@ -129,8 +130,10 @@ class WorkspaceOpener:
         commit = ""
         if isinstance(source, GitSource):
             require_git()
-            local = await self._local(source)
-            if local is None:
+            local = None
+            if urlsplit(source.url).scheme == "file":
+                local = await asyncio.to_thread(self._roots.found, source.url, node_dir=self._root)
+            else:
                 self._gate.check((host_of(source),), has_network=False, is_confined=True)
             password = await self._password(conversation_id, source)
             commit = await repositories.clone(source, workspace, self._limits, password=password, local=local)
@@ -146,12 +149,6 @@ class WorkspaceOpener:
         at = f" at commit {commit[:12]}" if commit else ""
         held = f"{counted(files, 'file')}, {counted(size, 'byte')}"
         return Opened(f"The workspace holds {source.title}{at}: {held}.", commit, files, size)
-
-    async def _local(self, source: GitSource) -> Path | None:
-        """Return where a repository of this machine is; None for one of another."""
-        if urlsplit(source.url).scheme != "file":
-            return None
-        return await asyncio.to_thread(self._roots.found, source.url, node_dir=self._root)
 
     async def _password(self, conversation_id: str, source: GitSource) -> str:
         if not source.secret:

@@ -284,4 +284,4 @@ def test_installed_tools_are_found_and_broken_ones_skipped(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert [offer.key for offer in found_tools([], []).offers] == ["stock"]
-    assert "the entry point lost of deckhands.tools gives no tool" in caplog.text
+    assert "the entry point lost of deckhands.tools provides no tool" in caplog.text

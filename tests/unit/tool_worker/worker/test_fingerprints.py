@@ -7,7 +7,7 @@ from broker.contract.events import EventSource, ToolCallMetadata
 from broker.contract.file_events import FileReadAction
 from broker.runtime.clock import SystemClock
 from broker.tools.custom_tools import ToolContext
-from tool_worker.worker.fingerprints import fingerprint_of
+from tool_worker.worker.steps.action_run import fingerprint_of
 
 
 def test_the_same_content_has_the_same_fingerprint() -> None:
