@@ -1,4 +1,4 @@
-"""What people ask of a conversation, appended to its log."""
+"""Append producers' requests to the log of a conversation."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ async def append(
     seen_id: int | None = None,
     fields: Mapping[str, str] | None = None,
 ) -> None:
-    """Append events as a producer; see `EventLog.append` for what else is raised.
+    """Append events as a producer; `EventLog.append` lists the other errors.
 
     Args:
-        log: the one that masks secrets, for text that a person wrote.
-        seen_id: the event that has to be the last one; None: any.
-        fields: what the index remembers along with them.
+        log: the log that masks secrets, for text that a user wrote.
+        seen_id: the id that the last event must have; None: any.
+        fields: fields of the index to write with the events.
 
     Raises:
         UsageError: the conversation is closed.

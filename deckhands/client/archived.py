@@ -1,6 +1,6 @@
-"""What is done to archived conversations: brought back into the store, lent to a fork, or forgotten.
+"""Operations on archived conversations: restore one into the store, lend its upload to a fork, or delete its files.
 
-Holds: an archived file is input like any other: it is checked whole before anything of it is written to the store.
+Holds: an archived file is untrusted input: it is checked as a whole before any part of it is written to the store.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_FORGOTTEN = 10_000
 
 
 async def restore(log: EventLog, archive: Archive | None, conversation_id: str) -> bool:
-    """Bring a conversation back; see `Client.restore`."""
+    """Restore a conversation into the store; see `Client.restore`."""
     store = log.store
     meta = store.keys(conversation_id).meta
     last_id, deleted = await store.call("HMGET", meta, "last_id", "deleted")
@@ -48,7 +48,7 @@ async def restore(log: EventLog, archive: Archive | None, conversation_id: str) 
         why = wrong[0] if wrong else "it begins twice"
         raise UsageError(f"The archived log of {conversation_id} cannot be one: {why}.")
     own_usd, delegates_usd = spending_of(events).spent_usd, _delegates_usd(created, events)
-    if not all(0 <= usd <= LARGEST_USD for usd in (own_usd, delegates_usd)):  # NaN fails too
+    if not all(0 <= usd <= LARGEST_USD for usd in (own_usd, delegates_usd)):  # also rejects NaN
         raise UsageError(f"The archived log of {conversation_id} cannot be one: its costs are not valid amounts.")
     source = created.workspace.source
     if isinstance(source, UploadedSource):
@@ -62,7 +62,9 @@ async def restore(log: EventLog, archive: Archive | None, conversation_id: str) 
 
 
 def _delegates_usd(created: ConversationCreated, events: Sequence[Event]) -> float:
-    """Return what the delegates of a conversation have cost; those that a fork inherits, its origin has paid for."""
+    """Return the cost of a conversation's delegates, without inherited ones: the origin of a fork has paid for
+    those.
+    """
     new = events[created.forked_at :]
     return sum(event.cost_usd for event in new if isinstance(event, DelegateEnded))
 
@@ -70,10 +72,10 @@ def _delegates_usd(created: ConversationCreated, events: Sequence[Event]) -> flo
 async def lend_upload(
     store: Store, archive: Archive | None, source_id: str, target_id: str, workspace: WorkspaceSpec
 ) -> None:
-    """Let a fork begin with the file that its origin began with, wherever the origin is. Idempotent.
+    """Give a fork the uploaded file that its origin started with, from the store or the archive. Idempotent.
 
     Raises:
-        CorruptEntry: it is neither in the store nor in the archive.
+        CorruptEntry: the file is in neither.
     """
     files, source = StoredFiles(store), workspace.source
     try:
@@ -88,9 +90,9 @@ async def lend_upload(
 
 
 async def forget(archive: Archive, conversation_id: str) -> bool:
-    """Remove the files of a conversation and its delegates; says whether it had one. Idempotent.
+    """Delete the archived files of a conversation and its delegates; return whether it had one. Idempotent.
 
-    A file of another conversation stays, whatever this one says of it.
+    A file that belongs to another conversation is kept, even if this conversation's file names it.
     """
     manifest = await archive.manifest(conversation_id)
     if manifest is None:
@@ -102,6 +104,7 @@ async def forget(archive: Archive, conversation_id: str) -> bool:
         if delegate is not None and delegate_id not in found and delegate.parent == parent_id:
             found.add(delegate_id)
             wanted += [(delegate_id, name) for name in delegate.delegates]
-    for doomed in sorted(found, key=lambda name: name == conversation_id):  # its own last: it names the others
+    # its own file last, because it names the others
+    for doomed in sorted(found, key=lambda name: name == conversation_id):
         await archive.remove(doomed)
     return True

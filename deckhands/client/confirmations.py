@@ -1,4 +1,4 @@
-"""What a conversation asks a person, read from the index and the end of its log."""
+"""Pending confirmations, read from the index and the end of a conversation's log."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from broker.store import Store
 async def answer_to(
     store: Store, conversation_id: str, answer: AgentState, action_id: int | None, edited: Mapping[str, Any]
 ) -> ChangeAgentStateAction:
-    """Return the event that answers what a conversation asks.
+    """Return the event that answers a conversation's pending confirmation.
 
     Args:
-        action_id: the action that was shown to the person; None means the one asked about now.
+        action_id: the action that was shown to the user; None: the one that is pending now.
 
     Raises:
-        UsageError: it asks about no action, or about another one.
+        UsageError: no action is pending, or another one is.
     """
     state, asked_id = await asked_about(store, conversation_id)
     if state != AgentState.AWAITING_USER_CONFIRMATION or action_id not in (None, asked_id):
@@ -32,7 +32,7 @@ async def answer_to(
 
 
 async def asked_about(store: Store, conversation_id: str) -> tuple[str, int | None]:
-    """Return the agent's state and the action that it asks about; None: it asks nothing.
+    """Return the agent's state and the action that awaits confirmation; None for the action if there is none.
 
     Raises:
         UnknownConversation: no such conversation.

@@ -1,7 +1,7 @@
 """The chain from a conversation's state to the cause: facts in, links out.
 
-Holds: pure; every reason in `WaitReason` is explained here. A link states only what the facts contain: an unknown time,
-place or name is left out.
+Holds: pure; every reason in `WaitReason` is explained here. A link states only facts: an unknown time, place or name is
+left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Explanation = Callable[[Facts], list[Link]]
 
 
 def why_of(facts: Facts) -> Why:
-    """Return why a conversation is in its current state."""
+    """Return the chain of reasons for a conversation's current state."""
     state, waits_for = facts.history.status.state, facts.wait_reason
     links = [_seen(facts), *_causes(facts)]
     return Why(facts.conversation_id, state.value, waits_for, facts.now, tuple(links))
@@ -91,7 +91,7 @@ def _unread(facts: Facts) -> list[Link]:
 
 
 def _scheduled(facts: Facts) -> list[Link]:
-    """Say when it begins."""
+    """Explain a scheduled start."""
     begins = facts.row.not_before if facts.row is not None else None
     begins = begins or (facts.history.created.not_before if facts.history.created else None)
     since = facts.history.created.timestamp if facts.history.created else None

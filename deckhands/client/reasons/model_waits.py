@@ -1,4 +1,4 @@
-"""Why a model call has to wait: quota, budget, batch, the next attempt. Facts in, links out."""
+"""Explain waits before a model call: quota, budget, batch, the next attempt. Facts in, links out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def model_call(facts: Facts) -> list[Link]:
 
 
 def quota(facts: Facts) -> list[Link]:
-    """Say which quota it waits for, and its place in the queue."""
+    """Explain a wait for a quota, with the place in its queue."""
     deferral, queue = facts.history.deferral, facts.quota
     models = queue.models if queue is not None else (deferral.waits_for if deferral else None)
     what = f"the quota of {models}" if models else "the quota of its model"
@@ -42,7 +42,7 @@ def quota(facts: Facts) -> list[Link]:
 
 
 def retry(facts: Facts) -> list[Link]:
-    """Say which call failed, and when the next attempt is due."""
+    """Explain a failed call, and the time of the next attempt."""
     failure = facts.history.failure
     if failure is None:
         return []
@@ -63,7 +63,7 @@ def retry(facts: Facts) -> list[Link]:
 
 
 def budget(facts: Facts) -> list[Link]:
-    """Say which budget is used up."""
+    """Explain an exhausted budget."""
     deferral, found = facts.history.deferral, facts.budget
     name = found.account.name if found is not None else (deferral.waits_for if deferral else None)
     left, details = _left(found)
@@ -96,7 +96,7 @@ def _left(found: BudgetFact | None) -> tuple[str, dict[str, object]]:
 
 
 def batch(facts: Facts) -> list[Link]:
-    """Say that the call is with the provider."""
+    """Explain that the call is with the provider."""
     deferral = facts.history.deferral
     link = Link(
         Cause.BATCH,

@@ -1,4 +1,4 @@
-"""Why nothing happens until a person does something, and how conversations end. Facts in, links out."""
+"""Explain waits for a user, and how conversations end. Facts in, links out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ QUESTION_CHARS = 1_000
 
 
 def confirmation(facts: Facts) -> list[Link]:
-    """Say which action a person is asked about."""
+    """Explain a pending confirmation."""
     history, name = facts.history, facts.conversation_id
     asked_id = history.status.asked_id
     action = history.asked.get(asked_id) if asked_id is not None else None
@@ -27,7 +27,7 @@ def confirmation(facts: Facts) -> list[Link]:
 
 
 def answer(facts: Facts) -> list[Link]:
-    """Say what the agent asks."""
+    """Explain a wait for an answer to the agent's question."""
     history = facts.history
     said = f" It said last: {history.message[:QUESTION_CHARS]}" if history.message else ""
     link = Link(
@@ -40,7 +40,7 @@ def answer(facts: Facts) -> list[Link]:
 
 
 def paused(facts: Facts) -> list[Link]:
-    """Say who has paused it."""
+    """Explain a pause, and name its author."""
     history, operator = facts.history, facts.history.operator
     who = ""
     if operator is not None and operator.action in ("pause", "interrupt"):
@@ -56,7 +56,7 @@ def paused(facts: Facts) -> list[Link]:
 
 
 def loop(facts: Facts) -> list[Link]:
-    """Say that the policy for loops has stopped it."""
+    """Explain a stop by the policy for loops."""
     changed = facts.history.changed
     reason = f": {changed.reason}" if changed is not None and changed.reason else "."
     link = Link(
@@ -70,7 +70,7 @@ def loop(facts: Facts) -> list[Link]:
 
 
 def dead_letter(facts: Facts) -> list[Link]:
-    """Say which workers died with it, with the last lines of their logs."""
+    """Explain a dead letter: the workers that died with it, with the last lines of their logs."""
     workers = [death.from_worker for death in facts.deaths[-3:]]
     who = f" ({', '.join(workers)})" if workers and facts.shows_workers else ""
     last = facts.row.fields.get("last_error", "") if facts.row is not None else ""
@@ -87,7 +87,7 @@ def dead_letter(facts: Facts) -> list[Link]:
 
 
 def end(facts: Facts) -> list[Link]:
-    """Say how it ended, and how to continue it."""
+    """Explain the end, and how to continue."""
     history, name = facts.history, facts.conversation_id
     changed, state = history.changed, history.status.state
     code = changed.code if changed is not None else ""

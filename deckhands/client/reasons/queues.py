@@ -23,11 +23,11 @@ ENTRY = re.compile(r"\d{1,20}-\d{1,20}")
 async def place_in(
     store: Store, names: ShardKeys, stream: str, entry: str, *, group: str, member: str
 ) -> tuple[PlaceInLine | None, float | None]:
-    """Return a place in a stream or in the line for it, and how many seconds a worker has had the entry.
+    """Return a place in a stream or its line, and how many seconds a worker has had the entry.
 
     Args:
         stream: its key.
-        entry: its entry, or what represents one while it is in line.
+        entry: its entry, or its substitute while it is in line.
         member: its name in the line.
     """
     if not stream.startswith(names.root):
@@ -69,7 +69,7 @@ async def quota_of(store: Store, models: str, conversation_id: str) -> QuotaFact
     ranks = [("ZRANK", f"{base}:waiting:{rank}", conversation_id) for rank in CLASSES]
     try:
         replies = await ask(store.connection, [*sizes, *ranks])
-    except StoreMisconfigured:  # the user of a server that was set up before servers looked at quotas
+    except StoreMisconfigured:  # the user of a server that was set up before servers read quotas
         return None
     waiting = [int(number(size)) for size in replies[:3]]
     for at, rank in enumerate(replies[3:]):
@@ -79,7 +79,7 @@ async def quota_of(store: Store, models: str, conversation_id: str) -> QuotaFact
 
 
 async def budget_of(store: Store, account: str, conversation_id: str) -> BudgetFact | None:
-    """Return an account, and how many go before a conversation there; None if it cannot be read."""
+    """Return an account, and the number of conversations ahead in its queue; None if it cannot be read."""
     try:
         found = await Ledger(store).account(account)
     except (DeckhandsError, ValueError):

@@ -50,7 +50,7 @@ class Reasons:
     _seen: set[str] = field(default_factory=set)
 
     async def why(self, conversation_id: str) -> Why:
-        """Return why a conversation is in its current state.
+        """Return the chain of reasons for a conversation's current state.
 
         Raises:
             UnknownConversation: no such conversation.
@@ -80,13 +80,13 @@ class Reasons:
             if not is_too_far:
                 try:
                     found[action_id] = await self._why(name, depth + 1)
-                except UnknownConversation:  # its parent has not begun it yet
+                except UnknownConversation:  # its parent has not started it yet
                     continue
         return found
 
 
 class _Moment:
-    """One look at the store."""
+    """One reading of the store."""
 
     def __init__(self, asked: Reasons, row: ConversationRow, history: History, alive: list[Member]) -> None:
         self._asked, self._store, self._row, self._history = asked, asked.store, row, history
@@ -97,7 +97,7 @@ class _Moment:
         self._shard_ms = 0.0
 
     async def facts(self) -> Facts:
-        """Read them."""
+        """Read the facts."""
         names, name = self._names, self._row.conversation_id
         commands = [
             *(("TIME",), ("FCALL", "deck_now", 1, names.root), ("HGETALL", self._keys.meta)),
@@ -190,7 +190,7 @@ class _Moment:
 
     def _worker(self, worker_id: str) -> WorkerFact:
         member = self._members.get(worker_id)
-        if member is None:  # it has been swept
+        if member is None:  # it was swept
             return WorkerFact(worker_id, 0.0)
         figures = read_figures(member.about.get(FIELD, ""))
         held, lag = figures.get("held_conversations", {}).get(""), figures.get("loop_lag_seconds", {}).get("")

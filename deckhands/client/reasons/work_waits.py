@@ -1,4 +1,4 @@
-"""Why work makes no progress: actions, nodes, delegates, its worker, the queue. Facts in, links out."""
+"""Explain why work makes no progress: actions, nodes, delegates, its worker, the queue. Facts in, links out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ START_CONTROLLER = "Start a controller worker: `deckhands up`, or its service."
 
 
 def tools(facts: Facts) -> list[Link]:
-    """Explain a wait for actions: each of them, and why no worker takes them, if none does."""
+    """Explain a wait for actions, one by one, and why no worker takes them, if none does."""
     actions = list(facts.history.pending.items())
     links = [_action(facts, action, facts.actions.get(action_id)) for action_id, action in actions[:SHOWN_ACTIONS]]
     if len(actions) > SHOWN_ACTIONS:
@@ -126,10 +126,10 @@ def delegates(facts: Facts) -> list[Link]:
 
 
 def held(facts: Facts, *, is_waiting: bool) -> list[Link]:
-    """Say which controller worker has it, or where it waits for one.
+    """Explain which controller worker owns it, or its place in the queue for one.
 
     Args:
-        is_waiting: what it waits for has been said, so that an owner is no cause.
+        is_waiting: another link explains its wait, so an owner is no cause.
     """
     if facts.owner is not None:
         return _owned(facts, facts.owner, is_waiting=is_waiting)
@@ -184,7 +184,7 @@ def _owned(facts: Facts, owner: WorkerFact, *, is_waiting: bool) -> list[Link]:
 
 
 def _standing(place: PlaceInLine) -> tuple[str, dict[str, object]]:
-    """Return a place in a queue in words and in values."""
+    """Return a place in a queue in words and as values."""
     details: dict[str, object] = {"queue": place.stream}
     if place.taken_by:
         return f" in the queue {place.stream}; a worker was handed it, and has not begun", details

@@ -1,4 +1,4 @@
-"""What the logs of workers on this machine say about a conversation or about workers."""
+"""Search the logs of workers on this machine for lines about a conversation or about workers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LINE_CHARS = 400
 
 
 def lines_about(folder: Path, wanted: Sequence[str]) -> tuple[str, ...]:
-    """Return the latest lines that name one of these ids, oldest first within a file. Blocks. Raises nothing.
+    """Return the latest lines that contain one of these ids, oldest first within a file. Blocks. Raises nothing.
 
     Args:
-        folder: with files `*.log`; one that cannot be read is left out.
+        folder: a folder with files `*.log`; a file that cannot be read is left out.
     """
     found: list[str] = []
     try:

@@ -1,6 +1,6 @@
-"""Pictures in messages: paths, bytes and addresses, as what a message holds.
+"""Pictures in messages: paths, bytes and addresses, converted to the form of a message.
 
-Holds: what is read here is a picture of a kind that models take, and small enough for them.
+Holds: a local picture has a format that models accept, and is small enough for them.
 Does not: fetch an address; the model's provider does.
 """
 
@@ -36,7 +36,7 @@ def image_urls_of(images: Iterable[Image]) -> tuple[str, ...] | None:
     """Return pictures as addresses or data URLs; None: there are none. Reads files.
 
     Raises:
-        UsageError: one is no picture, cannot be read or is too large; or there are too many.
+        UsageError: an item is no picture, cannot be read or is too large; or there are too many.
     """
     if isinstance(images, str | bytes | os.PathLike):
         raise UsageError("The argument images is one picture.", remedy="Pass a list: images=[…].")

@@ -1,9 +1,9 @@
-"""`TaskSpec`: what an agent is asked to do, as every way in takes it.
+"""`TaskSpec`: the description of a task, shared by every way to submit one.
 
 The command line, Python, HTTP, Celery tasks, the inbox, files of tasks, schedules and evaluations make one, from
 options, keywords or JSON. A field that is added here can be given by all of them; docs/adding-things.md shows how.
 
-Holds: an unknown field is refused by its name; nothing in a task names a file of the machine that reads it.
+Holds: an unknown field is refused by its name; a task never names a file of the machine that reads it.
 Does not: start anything; `Client.submit` does.
 """
 
@@ -172,10 +172,10 @@ class TaskSpec(BaseModel):
 
     @classmethod
     def parse(cls, fields: object) -> Self:
-        """Return the task that a JSON object stands for.
+        """Parse a task from a JSON object.
 
         Raises:
-            UsageError: it is not a task; names each field that cannot be used.
+            UsageError: it is not a task; names each invalid field.
         """
         try:
             return cls.model_validate(fields)
@@ -187,16 +187,16 @@ class TaskSpec(BaseModel):
             raise UsageError(f"The request cannot be used: {error}") from None
 
     def timing(self) -> Timing:
-        """Return when the conversation may begin."""
+        """Return the times between which the conversation may start."""
         return Timing(self.not_before, self.delay, self.expires)
 
     def with_timing(self, timing: Timing) -> Self:
-        """Return the task with another time to begin."""
+        """Return the task with other start times."""
         fields = {"not_before": timing.not_before, "delay": timing.delay_seconds, "expires": timing.expires}
         return self.model_copy(update=fields)
 
     def place(self) -> WorkspaceSpec:
-        """Return the workspace that is meant."""
+        """Return the workspace as a specification."""
         if self.workspace is None:
             return WorkspaceSpec()
         if isinstance(self.workspace, WorkspaceSpec):
@@ -211,7 +211,7 @@ class TaskSpec(BaseModel):
         return Tenancy(tenant=self.tenant, experiment=self.experiment, priority=self.priority)
 
     def agent_spec(self) -> AgentSpec:
-        """Return the agent that is meant, with the model and the output that the task names.
+        """Return the agent as a specification, with the model and the output that the task names.
 
         Raises:
             UsageError: the schema of its output cannot be used.
@@ -227,7 +227,7 @@ class TaskSpec(BaseModel):
 
 
 class TaskFields(TypedDict, total=False):
-    """The keywords of Python for the fields of a `TaskSpec`, but for its task, agent, tools, output and key.
+    """The Python keywords for the fields of a `TaskSpec`, except its task, agent, tools, output and key.
 
     None means the default. `workspace` may also be an archive or a bundle on this machine, `images` may be paths and
     bytes, and `tenancy` stands for the three fields of a `Tenancy`.
@@ -253,9 +253,9 @@ class TaskFields(TypedDict, total=False):
 
 
 def _with_workspace_skills(agent: AgentSpec) -> AgentSpec:
-    """Return the agent as it reads the workspace, however the task comes: it does unless its specification forbids it.
+    """Return the agent with skills of the workspace enabled, unless its specification disables them.
 
-    The default of the event is another one, which logs that exist were written with.
+    The event has the opposite default, because existing logs were written with it.
     """
     if "enable_workspace_skills" in agent.model_fields_set:
         return agent
@@ -263,7 +263,7 @@ def _with_workspace_skills(agent: AgentSpec) -> AgentSpec:
 
 
 def timing_of(fields: Mapping[str, Any]) -> Timing:
-    """Return when a conversation may begin, from the fields of a request of these names.
+    """Return the start times from the request's fields `delay`, `not_before` and `expires`.
 
     Raises:
         UsageError: they cannot be used; names each.
@@ -281,7 +281,7 @@ def _reason(error: Mapping[str, Any]) -> str:
 
 
 def _reasons(error: ValidationError) -> str:
-    """Return what is wrong with each field, without the values, which may be secret."""
+    """Return the error of each field, without the values, which may be secret."""
     errors = error.errors(include_url=False, include_input=False, include_context=False)
     found = [f"{'.'.join(map(str, each['loc'])) or 'the whole'}: {_reason(each)}" for each in errors[:SHOWN_ERRORS]]
     more = [f"and {len(errors) - SHOWN_ERRORS} more"] if len(errors) > SHOWN_ERRORS else []
