@@ -62,9 +62,7 @@ async def restore(log: EventLog, archive: Archive | None, conversation_id: str) 
 
 
 def _delegates_usd(created: ConversationCreated, events: Sequence[Event]) -> float:
-    """Return the cost of a conversation's delegates, without inherited ones: the origin of a fork has paid for
-    those.
-    """
+    """Return the cost of a conversation's delegates, without those that a fork inherits from its origin."""
     new = events[created.forked_at :]
     return sum(event.cost_usd for event in new if isinstance(event, DelegateEnded))
 

@@ -47,8 +47,9 @@ async def begin(
     offers_limit_seconds: float = OFFERS_LIMIT_SECONDS,
     role: str = "client",
 ) -> Appended | Duplicate:
-    """Start a conversation, in a span. Idempotent under the same id and key, even if agents or tools have changed
-    since.
+    """Start a conversation, in a span.
+
+    Idempotent under the same id and key, even if agents or tools have changed since.
 
     Args:
         log: the log that masks secrets.

@@ -258,6 +258,7 @@ class Client(Steering):
 
     async def close(self, conversation_id: str) -> None:
         """Close a conversation: refuse further events, end the workspace's processes, and let its files expire.
+
         Idempotent.
 
         Raises:

@@ -206,8 +206,9 @@ class Steering(Reader):
             )
 
     async def ended_in(self, conversation_id: str) -> AgentState | None:
-        """Return the state in which a conversation is over; None: it is not over. Reads the log only if the index
-        allows it.
+        """Return the state in which a conversation is over; None: it is not over.
+
+        Reads the log only if the index has such a state.
         """
         if (await self.row(conversation_id)).state not in TERMINAL_STATES:
             return None

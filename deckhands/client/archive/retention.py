@@ -105,8 +105,7 @@ class Retention(BaseModel):
         return next((rule for rule in self.rule if rule.fits(tenant=tenant, labels=labels, state=state)), None)
 
     def warning(self, archive: str) -> str:
-        """Return a warning for operators that conversations are deleted permanently, or never leave the store; or
-        empty.
+        """Return a warning that conversations are deleted permanently, or never leave the store; or empty.
 
         Args:
             archive: DECKHANDS_ARCHIVE; empty: there is none.

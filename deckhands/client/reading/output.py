@@ -111,7 +111,7 @@ class EventPrinter:
 
     @asynccontextmanager
     async def asking(self) -> AsyncIterator[None]:
-        """Leave the terminal to the user, who types an answer."""
+        """Leave the terminal to the user while they type an answer."""
         yield
 
     @asynccontextmanager

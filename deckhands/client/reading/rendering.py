@@ -105,9 +105,7 @@ class Renderer:
 
 
 def _unseen(event: Event, shown: str) -> Iterable[Paragraph]:
-    """Return the texts of an event without the model's words that were shown before; its actions are always
-    included.
-    """
+    """Return the texts of an event without the model's words shown before; actions are always included."""
     if not shown or not isinstance(event, Action) or event.source is not EventSource.AGENT:
         return event.paragraphs
     return [part for part in event.paragraphs if part.style == "cyan" or not _is_in(part.text.strip(), shown)]

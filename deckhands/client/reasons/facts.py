@@ -87,9 +87,7 @@ class QuotaFact:
 
 @dataclass(frozen=True, slots=True)
 class BudgetFact:
-    """A budget account; `before` is the number of conversations ahead, or None if the conversation does not wait for
-    it.
-    """
+    """A budget account; `before` is the number of conversations ahead, or None if it does not wait here."""
 
     account: Account
     before: int | None

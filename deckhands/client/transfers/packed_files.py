@@ -33,9 +33,7 @@ MAX_NAMED = 20
 
 @dataclass(slots=True)
 class Unpacked:
-    """The result of unpacking: entries, bytes of files, and the entries left out because they point outside the
-    target.
-    """
+    """The result of unpacking: entries, bytes of files, and the entries left out as pointing outside the target."""
 
     files: int = 0
     size_bytes: int = 0
