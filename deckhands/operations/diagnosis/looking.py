@@ -1,6 +1,6 @@
-"""Reading a store without changing it: connections that load no functions, and checks that lack a right.
+"""Read a store without changing it: connections that load no functions, and checks that tolerate a missing right.
 
-Holds: only commands that read. What a store user may not read becomes a finding and hides no other finding.
+Holds: only commands that read. A missing right of the store user becomes a finding and hides no other finding.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def store_of(connection: Connection) -> Store | None:
 
 
 async def examined(name: str, check: Callable[[], Awaitable[list[Finding]]]) -> list[Finding]:
-    """Return the findings of a check, or that it could not read what it needs."""
+    """Return the findings of a check, or a finding that it lacks a right."""
     try:
         return await check()
     except StoreMisconfigured as error:
@@ -46,7 +46,7 @@ async def examined(name: str, check: Callable[[], Awaitable[list[Finding]]]) -> 
 
 
 def good(name: str, detail: str) -> Finding:
-    """Return a finding that nothing is wrong."""
+    """Return a finding of a passed check."""
     return Finding(name, is_good=True, is_needed=False, detail=detail)
 
 

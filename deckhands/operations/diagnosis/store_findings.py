@@ -1,4 +1,4 @@
-"""Whether a store has the right settings, who can connect to it, and which functions it has."""
+"""Check the settings of a store, its access rights, and its functions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEPLOY = "Run `deckhands setup` of the newer version with a store user that may 
 
 
 def settings_findings(facts: Mapping[str, str]) -> list[Finding]:
-    """Judge a server by its answer to INFO."""
+    """Check a server's settings in its answer to INFO."""
     findings = []
     policy = facts.get("maxmemory_policy", "")
     if policy not in ("", "noeviction"):

@@ -25,7 +25,7 @@ JOBS = (
 
 
 def schedule(jobs: tuple[Job, ...] = JOBS) -> dict[str, Any]:
-    """Return Celery's `beat_schedule`. What no worker has begun when it is due again is dropped."""
+    """Return Celery's `beat_schedule`. A task that no worker has started when it is next due is dropped."""
     return {
         job.name: {
             "task": f"{JOBS_PREFIX}{job.name}",

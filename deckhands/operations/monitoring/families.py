@@ -1,7 +1,7 @@
-"""Every metric there is: its name, type, labels and meaning. Page, dashboard and alerts are checked by it.
+"""The table of all metrics: name, type, labels and meaning. Page, dashboard and alerts are checked against it.
 
-Holds: a label takes values of a fixed set, or at most `MAX_LABEL_VALUES` for the whole cluster: names that people
-choose (models, pools, jobs) count under `other` beyond that. No metric names a conversation or a tenant.
+Holds: a label takes values of a fixed set, or at most `MAX_LABEL_VALUES` for the whole cluster: names chosen by users
+(models, pools, jobs) count under `other` beyond that. No metric names a conversation or a tenant.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Family:
     """One metric.
 
     Attributes:
-        name: without `_total`, which a counter's samples end with.
-        figure: where its values come from, if workers report them: the name among their `Figures`.
-        labels: a figure of a worker is divided by those behind `role` and `worker`, with a space between their values.
+        name: without `_total`, the suffix of a counter's samples.
+        figure: the name of its values among the `Figures` of workers, if workers report them.
+        labels: a worker's figure is split by the labels after `role` and `worker`, with a space between their values.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Family:
 
     @property
     def sample_name(self) -> str:
-        """The name of its samples, as queries have it."""
+        """The name of its samples in queries."""
         return f"{self.name}_total" if self.kind == "counter" else self.name
 
 

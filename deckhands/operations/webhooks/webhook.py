@@ -1,4 +1,4 @@
-"""Webhooks and deliveries as values: which events a webhook gets, and what is sent.
+"""Webhooks and deliveries as values: the events that a webhook gets, and the body of a delivery.
 
 Holds: an event leads to at most one delivery for each webhook. The id of a delivery follows from the webhook, the
 conversation and the event, so planning it twice has no effect.
@@ -39,7 +39,7 @@ RETRY_SECONDS = (5.0, 30.0, 120.0, 600.0, 1_800.0, 7_200.0, 18_000.0, 36_000.0)
 
 
 def checked_choice(name: str) -> str:
-    """Return the name of an event that a webhook may get.
+    """Return the name of an event that a webhook may get, checked.
 
     Raises:
         ValueError: there is no such event.
@@ -61,9 +61,9 @@ class Webhook(BaseModel):
         events: the events that it gets: names of `STATES`, and kinds.
         secret: signs deliveries; encrypted and in base64.
         created: it gets no earlier event.
-        why_off: why it was turned off automatically; empty: it was not.
+        why_off: the reason why it was turned off automatically; empty: it was not.
         form: the form of deliveries: ours, or that of A2A's push notifications.
-        token: for A2A: sent back to the receiver; encrypted and in base64; empty: nothing.
+        token: for A2A: sent back to the receiver; encrypted and in base64; empty: none.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -90,7 +90,7 @@ class Webhook(BaseModel):
         return OTHER if event.kind in self.events else ""
 
     def concerns(self, conversation_id: str, tenant: str) -> bool:
-        """Whether it reports a conversation."""
+        """Return whether it reports a conversation."""
         is_its = self.tenant in ("*", tenant) and self.conversation_id in ("", conversation_id)
         return self.is_enabled and is_its
 
@@ -101,10 +101,10 @@ class Delivery(BaseModel):
     Attributes:
         id: the header `webhook-id`, the same in every attempt.
         body: the body of the request.
-        attempts: how many there were.
+        attempts: the number of attempts so far.
         next_attempt: when the next one is due; None: at once, or never.
         status: the HTTP status of the latest attempt; None: there was no answer.
-        error: what was wrong with it; empty: nothing.
+        error: the error of the latest attempt; empty: none.
     """
 
     model_config = ConfigDict(frozen=True)
