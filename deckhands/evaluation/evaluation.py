@@ -1,9 +1,9 @@
 """An evaluation on a cluster: each attempt is a conversation, and each check another one.
 
-Holds: the id of an attempt's conversation follows from the evaluation's name, so a second call finds attempts that have
-begun. Nothing is begun twice, and the work that workers did between two calls counts. An attempt ends with exactly one
+Holds: the id of an attempt's conversation follows from the evaluation's name, so a second call finds the attempts that
+were started. Nothing is started twice, and workers' progress between two calls counts. An attempt ends with exactly one
 row. Failures of the infrastructure are retried and never scored.
-Does not: hold anything in memory that is not in the store or in the evaluation's directory.
+Does not: keep state in memory that is not in the store or in the evaluation's directory.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ AGENTS_FAULT = frozenset({"goal_not_reached", "output_not_valid", "stuck_in_loop
 
 
 class Infrastructure(Exception):
-    """A failure of the infrastructure, not of the agent; the code says which."""
+    """A failure of the infrastructure, not of the agent; `code` is its class."""
 
 
 class Unreadable(Exception):
-    """Files of an instance cannot be read; the text says why."""
+    """Files of an instance cannot be read; the text has the reason."""
 
 
 class Evaluation:
-    """Carries out a plan, or the rest of it."""
+    """Runs a plan, or the rest of it."""
 
     def __init__(
         self,
@@ -97,11 +97,11 @@ class Evaluation:
         return self._driver.plan
 
     async def run(self) -> None:
-        """Return when every attempt has its row. Idempotent.
+        """Run until every attempt has its row. Idempotent.
 
         Raises:
             StoreError: the store cannot be used.
-            UsageError: an attempt cannot be begun here.
+            UsageError: an attempt cannot be started here.
         """
         await self._driver.run()
 
@@ -120,10 +120,10 @@ class Evaluation:
                 await _back_off(len(one.failures))
 
     async def _tried(self, one: UnderWay) -> Row:
-        """Begin an attempt, or find the one that has begun; wait for it and score it.
+        """Start an attempt, or find the started one; wait for it and score it.
 
         Raises:
-            Infrastructure: it says nothing about the agent.
+            Infrastructure: the result says nothing about the agent.
         """
         one.phase, one.seen, one.judged = "begins", Progress(), Progress()
         async with self._beginning:
@@ -204,7 +204,7 @@ class Evaluation:
         limits: Limits | None = None,
         images: Sequence[str] = (),
     ) -> str:
-        # Files of an instance are no instructions, unless its plan or its set-up says so.
+        # Files of an instance are not agent instructions, unless its plan or its set-up says so.
         agent = agent.model_copy(update={"enable_workspace_skills": agent.enable_workspace_skills})
         while True:
             try:
@@ -224,7 +224,7 @@ class Evaluation:
                 await asyncio.sleep(refused.retry_after_seconds * (0.5 + jitter()))
 
     async def _end(self, conversation_id: str, seen: Progress | None = None) -> End:
-        """Wait for the end of a conversation; one that is paused is held by a person.
+        """Wait for the end of a conversation; a paused one is held by a user and has not ended.
 
         Raises:
             Infrastructure: it cannot be read any more.
@@ -264,7 +264,7 @@ class Evaluation:
         return await self._judged(one, row, settled, work.tree, decides=not is_answered and instance.check is None)
 
     async def _answered(self, one: UnderWay, settled: End) -> Row | None:
-        """Score what an agent has said; None: that does not decide."""
+        """Score the agent's final message; None: the message does not decide the score."""
         instance, said = one.attempt.instance, settled.summary.message
         if instance.judge is not None:
             try:
@@ -279,7 +279,7 @@ class Evaluation:
         return self._row(one, outcome, settled, evidence=given)
 
     async def _files_of(self, conversation_id: str, begun_with: dict[str, File]) -> dict[str, File]:
-        """Return the files that an agent has left.
+        """Return the final files of an agent's workspace.
 
         Raises:
             TooLarge: more than any solution needs; the agent caused that, so it is scored.
@@ -306,7 +306,7 @@ class Evaluation:
                 raise TooLarge(error.message) from error
 
     async def _checked(self, instance: Instance, row: Row, tree: dict[str, File]) -> Row:
-        """Run the check in a workspace of these files. Idempotent."""
+        """Run the check in a workspace with these files. Idempotent."""
         assert instance.check is not None
         workspace, upload = await _uploaded(tree, network=False, image=instance.image)
         check = instance.whole_check
@@ -333,7 +333,7 @@ class Evaluation:
         return row
 
     async def _judged(self, one: UnderWay, row: Row, settled: End, tree: Tree, *, decides: bool) -> Row:
-        """Have a critic judge what an attempt has left; maybe it decides. Idempotent."""
+        """Have a critic judge the work of an attempt, which may decide the score. Idempotent."""
         try:
             workspace, upload = await _uploaded(to_judge(tree), network=False)
         except TooLarge as error:
@@ -396,7 +396,7 @@ async def _read(read: Callable[[], dict[str, File]]) -> dict[str, File]:
 
 
 async def _uploaded(tree: Tree, **options: Any) -> tuple[WorkspaceSpec, bytes | None]:
-    """Return what `packed` does.
+    """Return the result of `packed`.
 
     Raises:
         TooLarge: the files are more than can be uploaded.

@@ -1,7 +1,7 @@
 """Reach the store of an evaluation from any process, whether a driver runs or not.
 
 Holds: an evaluation is found by its directory or its name. If it ran on a private cluster, its store is in the home
-directory; a store that is not running is started for as long as it is needed.
+directory; a stopped store is started for as long as it is needed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ async def evaluation_client(settings: FaceSettings, name: str) -> AsyncIterator[
     """Connect to the store that an evaluation uses.
 
     Raises:
-        UsageError: it has not begun, so there is none.
+        UsageError: the evaluation has not started, so there is none.
         StoreError: it cannot be reached.
     """
     home = Home(settings.home)
@@ -76,13 +76,14 @@ async def evaluation_client(settings: FaceSettings, name: str) -> AsyncIterator[
 
 
 async def in_store(settings: FaceSettings, name: str, act: Callable[[Client], Awaitable[T]]) -> T:
-    """Do something in the store that an evaluation uses, and return what it returns.
+    """Call a function with the store of an evaluation, and return its result.
 
-    A private store ends with the command that carries the evaluation out. If that happens meanwhile, it is done again,
-    in the store that is brought up then.
+    A private store ends with the command that runs the evaluation. If that happens during the call, the store is
+    started
+    again and the call is repeated.
 
     Args:
-        act: has to be idempotent.
+        act: must be idempotent.
 
     Raises:
         UsageError, StoreError: the store cannot be reached.

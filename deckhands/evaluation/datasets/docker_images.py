@@ -1,10 +1,10 @@
-"""Repositories in images of the docker engine of this machine, as SWE-bench's harness builds and publishes them.
+"""Repositories in images of this machine's Docker engine, as SWE-bench's harness builds and publishes them.
 
-An image has the repository in `/testbed`, at the commit of its instance, and what it needs installed beside it. Its
-attempts and checks run in containers of it.
+An image has the repository in `/testbed`, at the commit of its instance, with its dependencies installed. Attempts and
+checks run in containers of the image.
 
-Holds: no image is fetched, and nothing of an image runs here: its files are copied out of a container that never
-starts. History does not get into a workspace.
+Holds: no image is pulled, and nothing of an image runs here: its files are copied out of a container that never starts.
+Git history does not get into a workspace.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class InImage:
     image: str
 
     def read(self) -> dict[str, File]:
-        """Return them.
+        """Return the files.
 
         Raises:
             UsageError: they cannot be read, or are more than a workspace may have.
@@ -81,7 +81,7 @@ class InImage:
 
 
 def _copied(container: str, name: str, image: str) -> dict[str, File] | None:
-    """Return the regular files below a name, without history; None: there is nothing of this name."""
+    """Return the regular files below a path, without Git history; None: the path does not exist."""
     command = [_program(), "cp", f"{container}:{FOLDER}/{name}", "-"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as copying:  # noqa: S603  (ours)
         assert copying.stdout is not None
@@ -110,7 +110,7 @@ def _files_in(stream: IO[bytes], image: str) -> Iterator[tuple[str, File]]:
 
 @contextmanager
 def _container(image: str) -> Iterator[str]:
-    """Make a container that never starts, and remove it afterwards."""
+    """Create a container that never starts, and remove it afterwards."""
     container = _ask("create", "--pull", "never", "--network", "none", "--entrypoint", "none", "--", image).strip()
     try:
         yield container
@@ -119,10 +119,10 @@ def _container(image: str) -> Iterator[str]:
 
 
 def _ask(*arguments: str) -> str:
-    """Return what the engine answers.
+    """Return the output of a `docker` command.
 
     Raises:
-        UsageError: there is none, or it refuses; says why.
+        UsageError: there is no engine, or it refuses; has the reason.
     """
     try:
         done = subprocess.run(  # noqa: S603  (arguments are ours, or a name that was checked)

@@ -1,7 +1,7 @@
-"""What the description of a task says, in `task.toml` or `task.yaml`, and what of it a workspace cannot have.
+"""The settings of a task in `task.toml` or `task.yaml`, and those that a workspace does not support.
 
 Source: Harbor's models of `task.toml`, schema 1.4; the keys of Terminal-Bench 1.
-Holds: every key is used, ignored and named, or refused. One that is not known is ignored and named, too.
+Holds: every key is used, ignored and listed, or refused. An unknown key is ignored and listed, too.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ TABLES = ("agent", "verifier", "environment", "solution")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What of a description is used.
+    """The settings that are used.
 
     Attributes:
-        variables: of the agent's shell and of the check; `check`: of the check alone; `solution`: of the solution.
+        variables: for the agent's shell and the check; `check`: for the check alone; `solution`: for the solution.
         directory: the working directory, if it is not the Dockerfile's.
-        ignored: what is ignored, each with its name and what holds instead.
+        ignored: the ignored settings, each with its name and its replacement.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -73,10 +73,10 @@ class Settings:
 
 
 def settings_of(about: Mapping[str, Any]) -> Settings:
-    """Return what a description says.
+    """Return the settings of a task.
 
     Raises:
-        ValueError: the task needs what a workspace cannot have; names the key.
+        ValueError: the task needs features that a workspace does not have; names the key.
     """
     keys: dict[str, Any] = {}
     for name, value in about.items():

@@ -1,4 +1,4 @@
-"""Checks of this machine's support for workspaces, reported by a separate `tool_worker` process; and of the settings."""
+"""Checks of this machine's support for workspaces, by a separate `tool_worker` process; and of the settings."""
 
 from __future__ import annotations
 
