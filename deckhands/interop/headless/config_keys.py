@@ -1,6 +1,6 @@
-"""The keys of OpenHands' `config.toml` (V0, OpenHands 6.1, 12): which are taken, and what is said about the others.
+"""The keys of OpenHands' `config.toml` (V0, OpenHands 6.1, 12): the supported ones, and the notices for the others.
 
-Holds: a key that would change what a run does and cannot be taken is refused; one that changes nothing here is named.
+Holds: an unsupported key is refused if it would change the run, and listed if it would not.
 """
 
 from __future__ import annotations

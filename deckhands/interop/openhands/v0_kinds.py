@@ -1,7 +1,7 @@
-"""The events of OpenHands V0 by name, each with the fields that its reader takes (OpenHands 3.2, 3.3).
+"""The events of OpenHands V0 by name, each with the fields that its reader accepts (OpenHands 3.2, 3.3).
 
-Holds: the original builds an event from exactly these fields and refuses the whole trajectory for one that it does not
-know. What else we know of an event stands beside them, under `EXTENSION`, which it passes over.
+Holds: the original builds an event from exactly these fields and refuses the whole trajectory for an unknown one.
+Further fields of ours are under `EXTENSION`, which it ignores.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ OTHER_TOOLS = {"action": "call_tool_mcp", "observation": "mcp"}
 
 
 def names_of(kind: str) -> tuple[str, ...]:
-    """Return the names under which a kind may stand in a trajectory; none for what does not stand in one.
+    """Return the names of a kind in a trajectory; none if it does not occur there.
 
-    Whatever else the model sees of ours is written as a call of another tool, so that no kind has to be listed here.
+    Other events of ours that the model sees are written as calls of another tool, so no other kind needs an entry here.
     """
     family, _, name = kind.partition(".")
     if family not in FAMILIES or kind not in Event.KINDS:
