@@ -14,7 +14,7 @@ from deckhands.client.known_agents import require_agent, require_plugins
 from deckhands.client.tasks import inputs
 
 MAX_TEXT_CHARS = 2_000
-"""Of the reason of a change, a rejection or a command, and of who says so."""
+"""The limit for the reason of a change, a rejection or a command, and for its author."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

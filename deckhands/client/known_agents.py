@@ -31,7 +31,7 @@ from broker.tools import entry_points
 
 ENTRY_POINTS = "deckhands.agents"
 EVERYWHERE = "CodeActAgent"
-"""Known to every controller worker, so nobody has to be asked about it."""
+"""Known to every controller worker, so it needs no check."""
 
 
 def agents_here() -> frozenset[str]:

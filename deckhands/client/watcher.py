@@ -58,23 +58,23 @@ from deckhands.client.reading.summary import Summary, Tally
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.05, 2.0
 LOOKS_PER_SECOND = 500
 AT_ONCE = 500
-"""How many conversations one look asks for."""
+"""The number of conversations in one poll."""
 READ_AT_ONCE = 8
 STATES = frozenset(AgentState)
 
 UNREADABLE = (CorruptEntry, StoreRefused, UnknownConversation, UnknownKind)
-"""The errors of one conversation; all others concern every wait."""
+"""The errors of one conversation; all others end every wait."""
 
 
 class Until(Enum):
     """The definition of the end; see the table above. The value holds the states that can be an end."""
 
     SETTLED = TERMINAL_STATES | WAITING_FOR_PERSON_STATES
-    """Nothing more happens without input: for people, and for programs that answer."""
+    """Nothing more happens without input: for users, and for programs that answer."""
     RESULT = TERMINAL_STATES | WAITING_FOR_PERSON_STATES - {AgentState.PAUSED}
-    """There is a result: for programs that only want it, such as an evaluation or a task of a queue."""
+    """There is a result: for programs that need only that, such as an evaluation or a task of a queue."""
     OVER = TERMINAL_STATES
-    """The conversation is over, unless a person continues it."""
+    """The conversation is over, unless a user continues it."""
 
     def is_met(self, status: Status) -> bool:
         """Return whether a log with this status has ended."""

@@ -25,11 +25,13 @@ from deckhands.evaluation.directory import SUMMARY
 TASKS = "tasks"
 WAITS, OVER = ".json", ".over.json"
 MAX_OVER = 1_000
-"""How many tasks of one evaluation are kept; the oldest are forgotten."""
+"""The number of tasks kept per evaluation; the oldest are removed."""
 EVALUATE = "deckhands.evaluate"
 MAX_REASON_CHARS = 300
 TASK_FAILURE: type[Exception] = type("TaskFailure", (Exception,), {"__module__": "deckhands.ingress.failures"})
-"""The door's exception as Celery stores it, by name and module; the door imports this package, not the reverse."""
+"""The ingress's exception as Celery stores it, by name and module; the ingress imports this package, not the
+reverse.
+"""
 
 _log = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from contextlib import suppress
 
 FINAL = re.compile(r"final answer\s*:", re.IGNORECASE)
 _MARKS = "*_` \t\r\n"
-"""What Markdown puts around words."""
+"""Characters that Markdown puts around words."""
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _UNITS = str.maketrans("", "", "$%,")
 _ONE_NUMBER = re.compile(r"[^,]*|\D*\d{1,3}(,\d{3})+(\.\d*)?\D*")
-"""A text whose commas, if it has any, separate thousands."""
+"""A text whose commas, if any, separate thousands."""
 
 
 def answer_in(message: str) -> str:

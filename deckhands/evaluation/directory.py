@@ -30,7 +30,7 @@ ASKED, RESULTS, SUMMARY, REPORT, SCRIPTS = (
     *("report.html", "scripts"),
 )
 SIBLINGS = "siblings"
-"""What is shown as the dataset of siblings that nothing but a critic scores."""
+"""The displayed dataset of siblings that only a critic scores."""
 
 
 class Asked(BaseModel):

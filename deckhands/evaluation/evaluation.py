@@ -48,20 +48,20 @@ CHECK_SECONDS = 600.0
 READ_AT_ONCE = 4
 """How many workspaces' files are read at once; each may have 64 MiB."""
 BEGUN_AT_ONCE = 32
-"""How many conversations are submitted at once: only these hold what their submission needs."""
+"""The number of conversations submitted at once, which bounds the memory for submissions."""
 BACK_OFF_SECONDS = 5.0
 LONGEST_BACK_OFF_SECONDS = 120.0
 MAX_EVIDENCE_CHARS = 4_000
 TOO_LARGE = "workspace_too_large"
 """The cause of a row, and the code from a node, when a workspace has more files or bytes than are read."""
 FILES_UNREADABLE = "files_unreadable"
-"""The cause of a row whose instance has files that cannot be read, or too many of them."""
+"""The cause of a row whose instance has unreadable files, or too many of them."""
 
 LOST = "conversation_lost"
 """A conversation was deleted, or its log is damaged."""
 
 LIMITS = {"max_iterations": "iterations", "max_budget": "budget", "max_tokens": "tokens", "max_time": "time"}
-"""The limits, by the code of the error in which a conversation ends that has used one up."""
+"""The limits, by the code of the error in which a conversation ends when it reaches one."""
 AGENTS_FAULT = frozenset({"goal_not_reached", "output_not_valid", "stuck_in_loop", "context_window", "content_policy"})
 """Codes of errors that the agent caused; all others are the infrastructure's."""
 

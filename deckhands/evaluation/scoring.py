@@ -38,24 +38,24 @@ NEVER_WORK = frozenset(
         *(".proverc", ".rspec", ".Rprofile", "phpunit.xml", "phpunit.xml.dist", "go.work", "pyvenv.cfg"),
     }
 )
-"""Files by which others than the task's own sources decide what runs."""
+"""Files outside the task's own sources that can decide which code runs."""
 NEVER_NAMED = re.compile(
     r"(jest|vitest|babel|karma|ava|playwright|cypress)\.(config|conf|setup)\.\w+"
     r"|\.(mocharc|babelrc|swcrc|nycrc|c8rc|jestrc|taprc)(\.\w+)?"
 )
 """The same, for programs that read such files in several languages."""
 TEST_MODULES = frozenset({"pytest", "_pytest", "py", "pluggy", "iniconfig", "pygments", "nose", "nose2", "hypothesis"})
-"""Modules of test frameworks for Python: a file of such a name in the workspace would run in their place."""
+"""Modules of Python test frameworks: a file with such a name in the workspace would run in their place."""
 IMPORTABLE = frozenset({".py", ".so", ".pyd"})
 SOURCE_FOLDERS = frozenset({"src", "lib"})
-"""Directories where checks let Python find modules, besides the workspace itself."""
+"""Directories, besides the workspace itself, where Python finds modules in checks."""
 NEVER_BELOW = frozenset(
     {".git", ".hg", ".openhands", ".cargo", "__pycache__", "node_modules", ".venv", "venv", "site-packages"}
 )
 MAX_NAMES, MAX_NAME_CHARS = 1_000, 300
 NEVER_ENDING = (".pth", ".pyc", ".pyo", ".egg-link", "_test.go")
 MAX_TOML_BYTES, MAX_DOTS = 64 * 1024, 100
-"""Of a project file and of each of its lines: the time to read a dotted key grows with the square of its parts."""
+"""Limits of a project file and of each of its lines: parsing a dotted key takes quadratic time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ MAX_MEMBER_BYTES = 64 * 2**20
 MAX_TOTAL_BYTES = 4 * 2**30
 MAX_MEMBERS = 50_000
 MAX_DIRECTORY_BYTES = 16 * 2**20
-"""Of the list of members at the end of a file: enough for `MAX_MEMBERS`, each of which has about 150 bytes there."""
+"""The limit of the list of members at the end of a file: about 150 bytes for each of `MAX_MEMBERS`."""
 MAX_LINE_BYTES = 64 * 2**20
 PIECE_BYTES = 2**20
 _NAME = re.compile(r"events\.jsonl|summary\.json|manifest\.json|(blobs|uploads)/[0-9a-f]{64}")

@@ -16,7 +16,7 @@ from deckhands.client.archive.archived_file import SUMMARY, ArchivedFile, Manife
 from deckhands.client.archive.errors import CorruptArchive
 
 AT_ONCE = 8
-"""Files that are read at once."""
+"""Files read at once."""
 
 
 class _Sums(BaseModel):

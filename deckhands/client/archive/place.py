@@ -27,7 +27,7 @@ from deckhands.client.archive.errors import ArchiveUnavailable
 
 SUFFIX = ".zip"
 WRITTEN_FIELDS = ("mtime", "LastModified", "last_modified", "updated", "created")
-"""Under which name file systems say when a file was written: the local one, S3, Azure, Google, memory."""
+"""The names under which file systems report the time of a write: the local one, S3, Azure, Google, memory."""
 OWN_DIRECTORY = 0o700
 DRAFTS = ".drafts"
 

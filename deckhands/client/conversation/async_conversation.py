@@ -54,7 +54,7 @@ class AsyncConversation(Generic[OutputT]):
     """
 
     is_threaded = False
-    """Whether callbacks that are not asynchronous are called in a thread."""
+    """Whether callbacks that are not asynchronous run in a thread."""
 
     def __init__(
         self,

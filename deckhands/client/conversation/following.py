@@ -19,7 +19,7 @@ from deckhands.client.reading.summary import Tally
 from deckhands.client.watcher import follow
 
 Callback = Callable[[Event], Awaitable[None] | None]
-"""Gets each event."""
+"""Called with each event."""
 
 QUEUED = 1_000
 

@@ -30,10 +30,10 @@ from deckhands.client.reading.terminal import (
 )
 
 CALLS_REMEMBERED = 8
-"""How many calls back the parts of a reply are known that was printed while the model wrote it."""
+"""The number of recent calls whose printed pieces are remembered."""
 GAP = "  "
 LAST_COLUMN = 20
-"""How many columns of the screen the last column of a table gets before others are left out for it."""
+"""The minimum width of a table's last column; other columns are left out to keep it."""
 UNCONFINED = "none: commands can do all that their tool worker's user can"
 
 

@@ -27,7 +27,7 @@ from deckhands.client.reading.terminal import clean
 MAX_COLUMNS = 2_000
 MAX_ASKED_LINES = 10_000
 MAX_ASKED_COLUMNS = 100_000
-"""Who agrees to something has to see the whole of it, however much there is to scroll."""
+"""A user who confirms an action must see all of it, however long it is."""
 
 _RESET = "\x1b[0m"
 _STYLES = {"bold": "\x1b[1m", "dim": "\x1b[2m", "red": "\x1b[31m", "green": "\x1b[32m", "cyan": "\x1b[36m"}

@@ -16,11 +16,11 @@ from deckhands.client.reading.rendering import Renderer
 from deckhands.client.reading.terminal import clean
 
 FOLDED_LINES = 12
-"""How many lines of an output are shown; the rest is counted."""
+"""The number of lines shown of an output; the others are counted."""
 FOLDED_DIFF_LINES = 40
 FOLDED_THOUGHT_LINES = 8
 FOLDED_COLUMNS = 400
-"""At how many characters a line is cut, so that one line does not fill the screen."""
+"""The length at which a line is cut, so that one line does not fill the screen."""
 UNFOLDED_LINES, UNFOLDED_COLUMNS = 1_000_000, 1_000_000
 
 _HUNK = re.compile(r"^@@ -\d", re.MULTILINE)

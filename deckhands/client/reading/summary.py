@@ -38,7 +38,7 @@ LIMIT_ERRORS = (
     "RuntimeError: Agent reached maximum number of tokens for conversation.",
     "RuntimeError: Agent reached maximum time for conversation.",
 )
-"""How the error of a conversation begins that has used up a limit (OpenHands section 4.3 and 4.4)."""
+"""The first words of the error in a conversation that reached a limit (OpenHands section 4.3 and 4.4)."""
 
 _CHECK_MODEL = "Check the model's name (LLM_MODEL or --model) and LLM_BASE_URL."
 _CHECK_SERVER = "Check LLM_BASE_URL and the network; NO_PROXY names servers that a proxy is not to be asked for."
@@ -50,10 +50,10 @@ REMEDIES = {
     "service_unavailable": _CHECK_SERVER,
     "timeout": _CHECK_SERVER,
 }
-"""What to do about a failed model call, by its code."""
+"""Suggestions for a failed model call, by its code."""
 
 _LATER = ("not_before", "expires", "metrics", "outputs", "asked_id", "sandbox", "has_ipython", "delegates", "labels")
-"""Fields that earlier versions have not left."""
+"""Fields missing in summaries of earlier versions."""
 
 
 TIMES = ("started", "updated", "not_before", "expires")

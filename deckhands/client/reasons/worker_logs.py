@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 READ_BYTES = 256 * 1024
-"""Of the end of each file."""
+"""The number of bytes read from the end of each file."""
 MAX_FILES = 200
 MAX_LINES = 12
 LINE_CHARS = 400

@@ -34,10 +34,10 @@ from deckhands.client.transfers.commands import CommandResult
 from deckhands.client.watcher import Until, Watcher
 
 LOOKED_UP_AT_ONCE = 100
-"""As many as a server takes in one request."""
+"""The maximum that a server accepts in one request."""
 SHORTEST_PAUSE_SECONDS = 0.5
 ASKED = "asked for by a program"
-"""The reason that stands in the log where the caller gives none."""
+"""The reason in the log if the caller gives none."""
 
 
 class RemoteClient:

@@ -32,13 +32,13 @@ from deckhands.client.transfers.commands import CommandFailed
 PATIENCE_SECONDS = 30.0
 PAUSE_SECONDS = 0.5
 READ_SECONDS = 60.0
-"""A stream says at least every 15 s that it lives."""
+"""A stream sends a sign of life at least every 15 s."""
 TRANSFER_CODES = frozenset(
     {"transfer_failed", "no_such_file", "file_unfit", "workspace_lost", "source_unusable", "workspace_too_large"}
 )
 REPEATED = frozenset({429, 503})
 OF_PROXIES = frozenset({502, 504})
-"""What a proxy answers while there is no server behind it; of a server, they are final."""
+"""A proxy's answers while there is no server behind it; from a server itself, they are final."""
 
 
 class ServerUnavailable(StoreUnavailable):

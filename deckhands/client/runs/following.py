@@ -16,7 +16,7 @@ from deckhands.client.reading.summary import Tally
 from deckhands.client.watcher import has_ended
 
 ANSWER_SECONDS = 1.0
-"""How often to look whether the log still has an answer that nothing has followed yet."""
+"""How often to check that the log still has an answer that nothing has followed yet."""
 
 OnEvent = Callable[[Event], None]
 Ask = Callable[[RiskyAction], Awaitable[bool]]

@@ -45,9 +45,9 @@ STOP_LIMIT_SECONDS = 15.0
 END_LIMIT_SECONDS = 5.0
 """How long a workspace's processes may take to end. After that, their time to live ends them."""
 CONTROLLER_LIMIT_SECONDS = 60.0
-"""How long to wait for what the controller workers say of their settings."""
+"""How long to wait for the controller workers' report on their settings."""
 PATIENCE_SECONDS = 10.0
-"""How long the store may be silent. A private one is restarted in far less."""
+"""How long the store may be silent. A private one restarts in far less."""
 
 _HOPELESS = frozenset({"not_served", "sandbox_unavailable", "sandbox_unsafe", "workspace_refused"})
 """Codes of a tool worker's errors after which no command can ever run."""

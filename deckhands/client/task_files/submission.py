@@ -24,10 +24,10 @@ from deckhands.client.task_files.task_file import TaskFile, TaskLine
 LOOKED_UP_AT_ONCE = 64
 
 OnLine = Callable[[TaskLine, bool], None]
-"""Gets each task that is in the store, and whether it was there before."""
+"""Called with each task that is in the store, and whether it was there before."""
 Step = Callable[[], None]
 Wait = Callable[[AdmissionRefused], Awaitable[None]]
-"""Gets each refusal of a task that may not begin now, and returns when it is to be tried again."""
+"""Called with each refusal of admission; returns when to retry the task."""
 
 
 @dataclass(slots=True)

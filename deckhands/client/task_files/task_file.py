@@ -29,11 +29,11 @@ SHOWN_LINES = 20
 OF_JSON = frozenset({"tools", "output", "headless", "limits", "labels", "secrets"})
 """Columns of CSV that hold JSON."""
 OF_PARTS = frozenset({"limits", "labels", "secrets"})
-"""Those that may be written a part a column: `labels.team`."""
+"""Columns that may be split into one column per part: `labels.team`."""
 
 Form = Literal["jsonl", "csv"]
 Complete = Callable[[TaskSpec], TaskSpec]
-"""Puts what the command line says into a task that does not say it, and raises `UsageError` for one that cannot be."""
+"""Fills in the command line's values for missing fields, and raises `UsageError` for an invalid task."""
 
 
 @dataclass(frozen=True, slots=True)

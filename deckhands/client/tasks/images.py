@@ -21,7 +21,7 @@ MAX_IMAGES = 20
 MAX_IMAGE_BYTES = 5 * 2**20
 MAX_ADDRESS_CHARS = 2_000
 MAX_TOTAL_BYTES = 10 * 2**20
-"""Of all pictures of one message, which is one event."""
+"""The limit for all pictures of one message, which is one event."""
 ADDRESSES = ("https://", "http://")
 DATA = "data:image/"
 _VISIBLE = re.compile("[!-~]+")
@@ -29,7 +29,7 @@ _KINDS = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpeg"), (b"GIF87a", 
 
 Image = str | os.PathLike[str] | bytes
 ImageUrl = Annotated[str, Field(pattern=r"^(https?://|data:image/)")]
-"""A picture that comes from elsewhere. Never a path, which would be one of the machine that reads it."""
+"""A picture as an address or a data URL. Never a path, which would name a file of the reading machine."""
 
 
 def image_urls_of(images: Iterable[Image]) -> tuple[str, ...] | None:

@@ -269,7 +269,7 @@ _CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "double_texting": policy_in,
     "traceparent": checked_traceparent,
 }
-"""What Python takes in more forms than JSON, or refuses in other words."""
+"""Arguments for which Python accepts more forms than JSON, or has other error messages."""
 
 
 def spec_in(

@@ -42,7 +42,7 @@ MAX_SECRETS = 64
 MAX_TITLE = 200
 SHOWN_ERRORS = 5
 PLACE = Field(min_length=1, max_length=4_096, json_schema_extra={"pattern": r"^(/|git\+(https?|file)://)"})
-"""A directory or a repository; the validator says what is wrong with one."""
+"""A directory or a repository; the validator reports errors in detail."""
 UNSAID = "-"
 """Stands for a task until the first message names it."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -26,7 +26,7 @@ from broker.log import Closed, EventLog, find_latest_event, followed
 from broker.runtime import DeckhandsError, UsageError
 
 BEGIN_LIMIT_SECONDS = 60.0
-"""How long a tool worker may take to begin."""
+"""How long a tool worker may take to start."""
 
 
 class CommandFailed(DeckhandsError):

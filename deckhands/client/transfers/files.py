@@ -31,7 +31,7 @@ from deckhands.client.transfers.transfer_parts import IncomingParts, OutgoingPar
 DIFF_LIMIT_SECONDS = 240.0
 """A tool worker compares for at most 90 s, one workspace at a time."""
 MAX_READ_BYTES = 64 * 2**20
-"""Of what is read into memory."""
+"""The limit of a file that is read into memory."""
 
 
 @dataclass(frozen=True, slots=True)

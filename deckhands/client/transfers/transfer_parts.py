@@ -25,7 +25,7 @@ from broker.runtime import UsageError, new_key
 T = TypeVar("T")
 END_LIMIT_SECONDS = 10.0
 Progress = Callable[[int, int | None], None]
-"""Gets how many bytes have travelled, packed, and of how many if that is known."""
+"""Called with the number of transferred bytes, packed, and the total if it is known."""
 
 
 class _Parts:

@@ -25,13 +25,13 @@ from deckhands.evaluation.attempts.standing import Standing, standing_from
 from deckhands.evaluation.attempts.steering import KEPT_SECONDS, AttemptKey
 
 MAX_ROWS = 20_000
-"""Of one evaluation; later ones are in its directory alone."""
+"""The limit per evaluation; later rows are only in its directory."""
 MAX_EVIDENCE_CHARS, MAX_LEFT_OUT = 4_000, 100
 AT_ONCE = 500
 FRESH_SECONDS = 10.0
 """A driver that has not reported for this long counts as not running."""
 LATEST_MS = 4e13
-"""In the year 3237; a later time is garbage."""
+"""The year 3237; a later time is invalid."""
 
 
 class About(BaseModel):

@@ -30,7 +30,7 @@ MANY_ROWS = 500
 """With more attempts, the stopping criterion is checked only once in `LOOK_SECONDS`."""
 TOLD_SECONDS = 0.2
 SHOWN_EVERY = 2
-"""Progress goes to the store once in this many looks."""
+"""Progress is written to the store once in this many polls."""
 
 Act = Callable[[UnderWay], Awaitable[Row]]
 OnRow = Callable[[Row], None]

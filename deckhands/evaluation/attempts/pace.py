@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 START = 8
-"""How many attempts begin at once at the start; also the least that a loaded host leaves of a larger ceiling."""
+"""The initial limit; also the lowest that load imposes on a larger ceiling."""
 STEP_SHARE = 0.05
 KEPT_OF_LIMIT = 0.7
 QUIET_SECONDS = 10.0
-"""After a limit has shrunk."""
+"""The pause after a limit has shrunk."""
 
 FULL_CPU, FULL_STALLED_CPU = 0.92, 0.5
 HIGH_STALLED_CPU = 0.9
@@ -24,11 +24,12 @@ LITTLE_MEMORY, HARDLY_ANY_MEMORY = 0.15, 0.07
 STALLED_MEMORY, HIGH_STALLED_MEMORY = 0.1, 0.3
 STALLED_IO = 0.5
 STARTS_PER_WORKER = 4
-"""Attempts that may wait for their first tool, for each tool worker."""
+"""Attempts per tool worker that may wait for their first tool."""
 
 SLOWER, AS_FAST = 3.0, 1.5
-"""Latency of this many times the best, without more calls a second, means a queue in front of the model, provided that
-clearly more attempts run than when it was fast: longer prompts make calls slower, too."""
+"""A latency of this many times the best, without more calls per second, indicates a queue in front of the model, if
+clearly more attempts are running than at the best latency: longer prompts make calls slower, too.
+"""
 MORE_CALLS, MORE_ATTEMPTS = 1.1, 1.3
 FEWEST_CALLS = 5
 

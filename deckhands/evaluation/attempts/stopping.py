@@ -30,7 +30,7 @@ FEWEST_INSTANCES = 20
 """Fewer instances do not show how much results vary."""
 ODDS = 20.0
 MOST_LOG_ODDS = 700.0
-"""What a float can hold; more is as good as certain."""
+"""The range of a float; more is as good as certain."""
 
 _INTERVAL = re.compile(r"ci=(?:±|\+-|\+/-)?(\d{1,2}(?:\.\d+)?)%?")
 

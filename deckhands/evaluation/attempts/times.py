@@ -23,7 +23,7 @@ from broker.contract import (
 )
 
 WORKER = "worker"
-"""Waiting for a worker to claim the conversation, or for something that the log does not name."""
+"""Waiting for a worker to claim the conversation, or for a reason that the log does not record."""
 PAUSED = "paused"
 
 

@@ -23,15 +23,16 @@ from broker.runtime import UsageError
 from deckhands.evaluation.datasets.file_trees import MAX_BYTES, MAX_FILES, File
 
 DOCKER = "docker"
-"""In place of the directory with repositories: they are in images."""
+"""Used in place of the repositories' directory: they are in images."""
 FOLDER = "/testbed"
 PUBLISHED = "swebench/sweb.eval.x86_64.{}:latest"
 ENTER = (
     "if [ -f /opt/miniconda3/bin/activate ]; then . /opt/miniconda3/bin/activate testbed; fi; "
     'export PYTHONPATH="$PWD:$PWD/src:$PWD/lib${PYTHONPATH:+:$PYTHONPATH}"; '
 )
-"""What a command in such an image begins with: the environment of the repository, and the workspace before `/testbed`,
-which is installed there in a way that leads to its own files."""
+"""The prefix of commands in such an image: it activates the repository's environment, and puts the workspace before
+`/testbed`, whose installed package refers to its own files.
+"""
 LIMIT_SECONDS = 300.0
 
 _NAME = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,254}")

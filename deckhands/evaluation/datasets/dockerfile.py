@@ -23,7 +23,7 @@ IGNORED = frozenset(
     {"CMD", "ENTRYPOINT", "EXPOSE", "LABEL", "USER", "VOLUME", "HEALTHCHECK", "STOPSIGNAL", "SHELL", "MAINTAINER"}
 )
 SILENT = frozenset({"LABEL", "MAINTAINER", "EXPOSE", "STOPSIGNAL"})
-"""What changes nothing that an agent or a test sees."""
+"""Instructions without an effect on the agent or a test."""
 ARCHIVES = re.compile(r"\.(tar|tgz|tbz2?|txz|tar\.\w+)$")
 MAX_SHOWN_CHARS = 60
 

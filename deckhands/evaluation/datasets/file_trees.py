@@ -26,9 +26,9 @@ MAX_FILES = 20_000
 MAX_BYTES = 64 * 2**20
 MAX_PATCH_CHARS = 200_000
 MAX_COMPARED_BYTES = 8 * 2**20
-"""A larger file is only named in a patch: a file of nothing but line ends would take gigabytes to compare."""
+"""A larger file is only named in a patch: a file of nothing but line ends would need gigabytes to compare."""
 LEFT_OUT_OF_PATCH = "Binary files "
-"""How a line of a patch begins that only names a file."""
+"""The start of a line in a patch that only names a file."""
 
 
 @dataclass(frozen=True, slots=True)

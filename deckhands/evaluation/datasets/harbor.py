@@ -32,9 +32,9 @@ MARKS = ("task.toml", "task.yaml")
 WHERE = "Your working directory stands for {directory}: where the task says {directory}/x, use x in it.\n\n"
 BUILT = ".openhands/built"
 OF_EVERY_SERVICE = frozenset({"build", "image", "container_name", "command"})
-"""What the one service of a task says, and a workspace does not need."""
+"""Keys of a task's single service that a workspace does not need."""
 MAX_SOLUTION_CHARS = 90_000
-"""Packed, as a word of a command."""
+"""The limit of a packed solution, which is a word of a command."""
 _SPECIAL = re.compile(r'["`\\]')
 
 

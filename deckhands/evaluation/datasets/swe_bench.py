@@ -27,7 +27,7 @@ from deckhands.evaluation.datasets.repositories import Archive, Commit, Patched,
 
 KEYS = frozenset({"instance_id", "repo", "base_commit", "test_patch"})
 OWN_RUNNER: Mapping[str, tuple[str, ...]] = {"django/django": ("tests/runtests.py", "tests/test_sqlite.py")}
-"""Files by which a repository runs its tests: those of the commit count, whatever an agent does to them."""
+"""Files with which a repository runs its tests: those of the commit are used, whatever an agent changes in them."""
 TASK = (
     "Your working directory has the files of the repository {repo}. Resolve the following issue by changing its "
     "sources. Hidden tests decide whether it is resolved.\n\n<issue>\n{issue}\n</issue>"

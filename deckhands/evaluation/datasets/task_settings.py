@@ -17,7 +17,7 @@ ABOUT = frozenset(
         *("estimated_duration_sec", "expert_time_estimate_min", "junior_time_estimate_min", "disable_asciinema"),
     }
 )
-"""Keys that say what a task is, and nothing about how it runs."""
+"""Keys that describe a task and do not affect how it runs."""
 _SIZES = ("cpus", "memory_mb", "memory", "storage_mb", "storage")
 _NETWORK = ("network_mode", "allowed_hosts", "allow_internet")
 USED = frozenset({"environment.env", "environment.workdir", "solution.env", "verifier.env"})
@@ -41,7 +41,7 @@ IGNORED: Mapping[str, str] = {
     "artifacts": "the patch has all files that were changed",
     "run_tests_in_same_shell": "a check has a shell for itself",
 }
-"""What is ignored, and what holds instead."""
+"""The ignored keys, and their replacements."""
 REFUSED: Mapping[str, str] = {
     "steps": "a conversation has one task",
     "multi_step_reward_strategy": "a conversation has one task",

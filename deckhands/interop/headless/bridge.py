@@ -34,7 +34,7 @@ COMMAND = (sys.executable, "-P", "-m", "deckhands.headless")
 TAIL_BYTES = 4_000
 GRACE_SECONDS = 60.0
 STOP_SECONDS = 30.0
-"""How long a run may take to stop that is interrupted, before it is killed."""
+"""How long an interrupted run may take to stop before it is killed."""
 
 
 @dataclass(frozen=True, slots=True)

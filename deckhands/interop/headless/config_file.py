@@ -27,7 +27,7 @@ VARIABLES = {
     for section, keys in TAKEN.items()
     for name, kind in keys.items()
 }
-"""The variables of OpenHands that are read, beside `LLM_…`."""
+"""The variables of OpenHands that are read, in addition to `LLM_…`."""
 OTHER_MODEL_VARIABLES = {"LITELLM_API_BASE": "LLM_BASE_URL"}
 WORDS = {"true": True, "1": True, "false": False, "0": False}
 

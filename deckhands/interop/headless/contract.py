@@ -77,7 +77,7 @@ REASONS: Mapping[int, str] = {
     HeadlessExit.MISSING_ARTIFACT: "missing_artifact",
     HeadlessExit.PATH_DENIED: "path_denied",
 }
-"""What an exit code means, in one word."""
+"""The meaning of an exit code, in one word."""
 
 
 @dataclass(frozen=True, slots=True)

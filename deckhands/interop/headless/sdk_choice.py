@@ -16,7 +16,7 @@ VARIABLES_OF: Mapping[str, tuple[str, ...]] = {
     "fallback_to_legacy": (f"{PREFIX}FALLBACK_TO_LEGACY",),
     "timeout_seconds": (f"{PREFIX}SDK_TIMEOUT_SECONDS",),
 }
-"""By key of `[agent]`; these variables choose as for every submission (`broker.contract.agent_factory`)."""
+"""By key of `[agent]`; these variables apply as for every submission (`broker.contract.agent_factory`)."""
 
 
 def with_sdk_choice(agent: AgentSpec, config: Config, environment: Mapping[str, str]) -> AgentSpec:

@@ -18,7 +18,7 @@ from deckhands.interop.openhands.recordings import MAX_EVENTS, UNREADABLE, Findi
 from deckhands.interop.openhands.results import is_result, missing_result, needs_result
 
 MAX_MISSING = 1_000
-"""How many events in a row may be missing."""
+"""The maximum number of consecutive missing events."""
 
 
 def read_exported_log(path: Path, conversation_id: str) -> tuple[list[Event], Findings]:

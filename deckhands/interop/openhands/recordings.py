@@ -24,21 +24,21 @@ from broker.contract import MAX_JSON_DEPTH, SHORTEN_ABOVE_BYTES, Event, pack, to
 from broker.runtime import CorruptEntry, EventUnfit, UnknownKind, UsageError
 
 MAX_FILE_BYTES = 128 << 20
-"""Of a file, and of all events of a directory."""
+"""The limit of a file, and of all events of a directory."""
 MAX_EVENT_CHARS = 48 << 20
-"""Of an event as JSON: what a log holds of one at most, with everything escaped."""
+"""The limit of an event as JSON: the largest in a log, with everything escaped."""
 MAX_MARKS = 16_000_000
-"""Commas and opening brackets of a file, wherever they stand: an empty list takes 20 times its two characters."""
+"""Commas and opening brackets in a file: parsed, an empty list takes 20 times the memory of its two characters."""
 MAX_EVENTS = 200_000
 MAX_FAULTS = 1_000
-"""Values of a list that are not JSON. Finding the end of each takes a look at the rest of the file."""
+"""Values of a list that are not JSON. Finding the end of each takes a scan of the rest of the file."""
 TOO_LONG = f"it is longer than {MAX_EVENT_CHARS >> 20} MiB"
 NAMED_FAULTS = 20
 MAX_REASON_CHARS = 300
 
 LOST_IDS = "ids of events that a condensation forgets and that are not here"
 UNREADABLE = (CorruptEntry, EventUnfit, UnknownKind, LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""What an event raises that is not of the form that it should have."""
+"""The errors of an event that does not have the expected form."""
 
 _BLANK = re.compile(r"[ \t\r\n]*")
 # A text without an end is one token, too: looking for the end from each of its quotes would take quadratic time.

@@ -16,9 +16,9 @@ from collections.abc import Hashable, Iterable, Sequence
 from broker.contract import Event
 
 MAX_UNORDERED = 2_000
-"""Of how many events a range may be taken whose ids are in no order."""
+"""The maximum size of a range of events whose ids are unordered."""
 MAX_COUNTED_PLACES = 1_000
-"""How far the place of a summary is counted; condensers put it behind the first few events."""
+"""How far the place of a summary is counted; condensers put it after the first few events."""
 
 
 class Renumbering:

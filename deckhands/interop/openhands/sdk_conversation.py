@@ -40,7 +40,7 @@ ENDS: Mapping[str, AgentState] = {
     "idle": AgentState.AWAITING_USER_INPUT,
     "waiting_for_confirmation": AgentState.AWAITING_USER_CONFIRMATION,
 }
-"""How a conversation stands, by its `execution_status`; any other is under way."""
+"""The agent state for an `execution_status`; any other is in progress."""
 SHOWN = frozenset(
     {"SystemPromptEvent", "MessageEvent", "ActionEvent", "ObservationEvent", "UserRejectObservation", "AgentErrorEvent"}
 )

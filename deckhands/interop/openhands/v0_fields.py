@@ -32,7 +32,7 @@ TASK_STATES = {
     "completed": "done",
     "finished": "done",
 }
-"""States of a task as models write them; any other is still to do."""
+"""States of a task as models write them; any other counts as `todo`."""
 
 
 def action_fields(record: Fields) -> dict[str, Any]:

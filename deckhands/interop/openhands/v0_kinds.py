@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from broker.contract import Event
 
 EXTENSION = "deckhands"
-"""Key at the top of a recorded event: what Deckhands knows of it and OpenHands has no name for."""
+"""A key at the top of a recorded event for the data of Deckhands that OpenHands has no name for."""
 
 _RISKY = "thought security_risk"
 _ASKED = f"{_RISKY} confirmation_state"
@@ -85,7 +85,7 @@ STAND_INS = {
     "observation.plan_accepted": ("success",),
     "observation.search_code": ("run_ipython",),
 }
-"""Names under which kinds are written that OpenHands has no name for; see `names_of`."""
+"""Names that replace kinds that OpenHands has no name for; see `names_of`."""
 OTHER_TOOLS = {"action": "call_tool_mcp", "observation": "mcp"}
 
 
@@ -104,9 +104,9 @@ def names_of(kind: str) -> tuple[str, ...]:
 
 
 HEAD = frozenset({"kind", "id", "timestamp", "source", "cause", "tool_call_metadata", "blobs"})
-"""Fields of every event, which no recorded event may set by itself."""
+"""Fields of every event, which a recorded event may not set itself."""
 
 EARLIER_EVENTS = ("replaces", "action_id", "delegate_id", "finish_id")
-"""Fields that name an earlier event, or none."""
+"""Fields that refer to an earlier event, or to none."""
 PLACES = ("last_id", "known_id")
-"""Fields that name a place in the log, which may be past its end."""
+"""Fields that refer to a place in the log, which may be past its end."""

@@ -18,9 +18,9 @@ RENEWAL_SECONDS = 4.0
 PLACES = 64
 PLACES_OF_TENANT = 16
 LONGEST_WAIT_SECONDS = 30.0
-"""For a place: what has none by then is sent again later, and those that wait are not too many."""
+"""How long to wait for a slot. A job without one is sent again later, so that few of them wait."""
 LONGEST_LIMIT_SECONDS = 1_500.0
-"""Shorter than the time after which the broker delivers a message again."""
+"""Shorter than the time after which the broker redelivers a message."""
 
 
 class TenantPlaces:

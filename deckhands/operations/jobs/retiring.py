@@ -50,11 +50,11 @@ PAGE = 200
 AT_ONCE = 8
 MAX_DELEGATES = 10_000
 MAX_TOLD = 20
-"""How many conversations that cannot be archived one run names."""
+"""How many conversations that cannot be archived one run lists."""
 OWNED_SECONDS = 60.0
-"""How long the owner of a conversation that rests may keep it; it gives it up after 30 s."""
+"""How long the owner of a settled conversation may keep it; it releases it after 30 s."""
 ABANDONED = timedelta(hours=1)
-"""For how long nobody has written to a file whose writer was killed."""
+"""A draft that is unchanged for this long was left by a killed writer."""
 
 _UNFIT = (CorruptEntry, StoreTooNew, UnknownKind, SecretsLocked, ArchiveConflict, CorruptArchive, TooLargeToArchive)
 

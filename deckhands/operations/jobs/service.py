@@ -16,7 +16,7 @@ from deckhands.operations.jobs.job import JobServices
 
 ROLE = "jobs"
 THREADS = 256
-"""More than deliveries at once; a thread is made when it is needed."""
+"""More than the number of simultaneous deliveries; a thread is created when it is needed."""
 
 _log = logging.getLogger(__name__)
 

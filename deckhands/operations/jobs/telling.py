@@ -49,7 +49,7 @@ PLANNED_AT_ONCE = 16
 MOST_EVENTS = 2.0**52
 DELIVERED_AT_ONCE = 50
 CLOCKS_DIFFER_SECONDS = 60.0
-"""By how much the clocks of machines may differ; a new webhook may hear of events that are so much older."""
+"""The maximum difference between machines' clocks; a new webhook may get events that are this much older."""
 GONE = "its receiver has answered 410 Gone"
 FULL = "too many deliveries waited"
 

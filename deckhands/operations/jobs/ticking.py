@@ -25,10 +25,10 @@ DUE_AT_ONCE = 256
 TRIED_AGAIN_AT_ONCE = 32
 """Few: each may wait for a tool."""
 STRIDE = 10_007
-"""A prime above the number of schedules: however many ticks of the job are left out, all schedules are come to."""
+"""A prime above the number of schedules, so that every schedule is reached even if runs of the job are skipped."""
 AT_ONCE = 16
 OFFERS_LIMIT_SECONDS = 2.0
-"""How long a tool may be missing; the tick is tried again."""
+"""How long a tool may be missing; the tick is retried."""
 
 _log = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 FRESH_SECONDS = 1.0
 CELERY_QUEUES = {"celery_door": "deckhands", "celery_jobs": "deckhands.jobs"}
 CELERY_PRIORITIES = ("", "\x06\x163", "\x06\x166", "\x06\x169")
-"""How kombu's transport names the lists of one queue."""
+"""The suffixes of the lists that kombu's transport uses for one queue."""
 REFUSAL_REASONS = ("open", "pace", "memory")
 Samples = dict[Family, dict[tuple[str, ...], float]]
 

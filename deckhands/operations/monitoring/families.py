@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 MAX_LABEL_VALUES = 50
-"""Of models, pools and the like, for the whole cluster."""
+"""The limit for models, pools and the like, for the whole cluster."""
 MAX_WORKERS = 500
 OTHER = "other"
 

@@ -23,7 +23,7 @@ NODE = re.compile(r"node:[^\x00-\x20]{1,200}")
 CONTROLLERS, TOOLS, DOORS = "controllers", "tools", "doors"
 NODES_QUEUE = "nodes"
 MAX_POOLS, MAX_NODES = 200, 1_000
-"""So many are asked about, however many somebody has written into what workers say of themselves."""
+"""The maximum number queried, because the names come from workers' reports and may be forged."""
 CLASSES = ("0", "1", "2")
 MARK_SECONDS = 2.0
 MAX_MARKS = 256

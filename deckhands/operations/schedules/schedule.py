@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from broker.contract import Seconds
 
 Overlap = Literal["skip", "enqueue", "cancel"]
-"""What a tick does while the conversation of an earlier one works: nothing; it waits its turn; it cancels that one."""
+"""A tick while the conversation of an earlier one works: skip it, queue it, or cancel the earlier conversation."""
 
 NAME_PATTERN = r"^[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9])?$"
 LABEL = "schedule"
@@ -26,7 +26,7 @@ LABEL = "schedule"
 CATCH_UP_SECONDS = 3_600.0
 MAX_QUEUED = 100
 MAX_MISSED = 10_000
-"""So many ticks are counted of those that nobody has begun; more have been forgotten for long."""
+"""The maximum number of missed ticks to count."""
 PREVIEWED = 5
 MINUTE = timedelta(minutes=1)
 

@@ -25,11 +25,11 @@ from deckhands.operations.webhooks.webhook import Delivery, Webhook
 MAX_WEBHOOKS = 1_000
 MAX_OF_TENANT = 50
 KEPT = 200
-"""How many ended deliveries of a webhook are kept."""
+"""The number of finished deliveries kept per webhook."""
 MAX_WAITING = 10_000
 """A webhook with more waiting deliveries is turned off."""
 LEASE_MS = 60_000
-"""How long a worker holds a line; the death of a worker delays the line by this much."""
+"""How long a worker holds a line; the crash of a worker delays the line by this much."""
 SECRET_BYTES = 32
 ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 

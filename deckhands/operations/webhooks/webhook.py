@@ -29,7 +29,7 @@ WAITING = "conversation.waiting"
 STATE_CHANGED = "conversation.state_changed"
 OTHER = "conversation.event"
 STATES = (WAITING, SETTLED, STATE_CHANGED)
-"""The names of a change of state: a delivery has the first name that fits and that its webhook gets."""
+"""The names of a change of state: a delivery has the first name that applies and that its webhook gets."""
 MAX_URL_CHARS = 2_000
 MAX_CHOSEN = 32
 MAX_EVENT_BYTES = 8_192
