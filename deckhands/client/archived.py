@@ -42,10 +42,10 @@ async def restore(log: EventLog, archive: Archive | None, conversation_id: str) 
     events = await archive.checked(conversation_id)
     created = events[0]
     if not isinstance(created, ConversationCreated) or created.conversation_id != conversation_id:
-        raise UsageError(f"The archived log of {conversation_id} does not begin with that conversation.")
+        raise UsageError(f"The archived log of {conversation_id} does not start with that conversation.")
     wrong = violations(events, conversation_id=conversation_id, is_over=False)
     if wrong or any(isinstance(event, ConversationCreated) for event in events[1:]):
-        why = wrong[0] if wrong else "it begins twice"
+        why = wrong[0] if wrong else "it starts twice"
         raise UsageError(f"The archived log of {conversation_id} cannot be one: {why}.")
     own_usd, delegates_usd = spending_of(events).spent_usd, _delegates_usd(created, events)
     if not all(0 <= usd <= LARGEST_USD for usd in (own_usd, delegates_usd)):  # also rejects NaN

@@ -26,7 +26,7 @@ async def answer_to(
     if state != AgentState.AWAITING_USER_CONFIRMATION or action_id not in (None, asked_id):
         asked = f"about action {asked_id}" if asked_id else f"nothing: it is {state}"
         raise UsageError(
-            f"The conversation {conversation_id} asks {asked}.", remedy="`deckhands show` says what it asks."
+            f"The conversation {conversation_id} asks {asked}.", remedy="`deckhands show` prints its question."
         )
     return ChangeAgentStateAction(agent_state=answer, action_id=asked_id, edited=dict(edited), source=EventSource.USER)
 

@@ -44,7 +44,7 @@ async def _delete(log: EventLog, conversation_id: str, limit_seconds: float, see
         events, may_go = [], row.is_closed or _rests(row)
     if not may_go:
         raise UsageError(
-            f"The conversation {conversation_id} is {row.state}; only one that rests can be deleted.",
+            f"The conversation {conversation_id} is {row.state}; only a settled one can be deleted.",
             remedy="Cancel it first: `deckhands rm --cancel` does both.",
         )
     await _check_parent(index, conversation_id, events)

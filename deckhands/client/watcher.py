@@ -285,7 +285,7 @@ class Watcher:
                 tally = Tally.of(events)
                 found = End(conversation_id, tally.summary(), events)
             else:
-                found = CorruptEntry(f"The log of {conversation_id} does not begin with the conversation.")
+                found = CorruptEntry(f"The log of {conversation_id} does not start with the conversation.")
         for wait in waits:
             if tally is None or progress is None or wait.until.is_met(tally.status):
                 self._discard(conversation_id, wait)

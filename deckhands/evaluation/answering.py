@@ -135,7 +135,7 @@ def answer(directory: Path, *, failure: Exception | None = None) -> None:
 
 def _unusable_callback(error: Exception, directory: Path) -> Exception:
     message = (
-        f"The evaluation has ended, but what follows its task cannot be carried out: {type(error).__name__}: "
+        f"The evaluation has ended, but the follow-up of its task failed: {type(error).__name__}: "
         f"{str(error)[:MAX_REASON_CHARS]}. The directory {directory.name} has its results."
     )
     return TASK_FAILURE(message, "unusable_callback", "")

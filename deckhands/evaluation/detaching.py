@@ -54,7 +54,7 @@ def detach(directory: Path, options: Sequence[str], *, environment: Mapping[str,
         return child.pid
     if code > 0:
         said = log.read_bytes()[begins:].decode(errors="replace").strip().splitlines()[-LAST_LINES:]
-        raise UsageError(f"The evaluation has not begun: {' '.join(said) or f'exit code {code}'}.")
+        raise UsageError(f"The evaluation has not started: {' '.join(said) or f'exit code {code}'}.")
     return child.pid
 
 

@@ -118,14 +118,14 @@ def asked_in(directory: Path) -> Asked:
         return Asked.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
         raise UsageError(
-            f"{directory} has no evaluation: there is no {path.name}, so nothing has begun.",
-            remedy=f"Name another directory, or begin with `deckhands eval run DATASET --model M --out {directory}`.",
+            f"{directory} has no evaluation: there is no {path.name}, so nothing was started.",
+            remedy=f"Name another directory, or start with `deckhands eval run DATASET --model M --out {directory}`.",
         ) from error
     except (OSError, ValidationError) as error:
         raise UsageError(
             f"{directory} has no evaluation: {path.name} cannot be read.",
             remedy="If it is damaged, remove it, and repeat `deckhands eval run` with the options of that evaluation. "
-            "Its attempts begin again then.",
+            "Its attempts start again then.",
         ) from error
 
 

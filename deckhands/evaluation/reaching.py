@@ -35,7 +35,7 @@ def named(text: str) -> tuple[str, str]:
     if "/" in text or not is_conversation_id(text):
         raise UsageError(
             f"{text!r} is not an evaluation: it has no {ASKED}.",
-            remedy="Name its directory, or its name; `deckhands eval run` begins one.",
+            remedy="Name its directory, or its name; `deckhands eval run` starts one.",
         )
     return text, text
 
@@ -53,8 +53,8 @@ async def evaluation_client(settings: FaceSettings, name: str) -> AsyncIterator[
     if not folder.is_dir():
         if settings.url is None and home.cluster_url is None:
             raise UsageError(
-                f"The evaluation {name} has not begun: it has no private cluster here, and no cluster is running.",
-                remedy="`deckhands eval attach DIR` begins it. If it uses a cluster, set DECKHANDS_URL to its store.",
+                f"The evaluation {name} has not started: it has no private cluster here, and no cluster is running.",
+                remedy="`deckhands eval attach DIR` starts it. If it uses a cluster, set DECKHANDS_URL to its store.",
             )
         async with cluster_client(settings) as client:
             yield client

@@ -87,9 +87,7 @@ class Archive:
         failpoint("archive.written")
         with self._opened(manifest.conversation_id) as found:
             if found.manifest != manifest:
-                raise CorruptArchive(
-                    f"The archived file of {manifest.conversation_id} is not the one that was written."
-                )
+                raise CorruptArchive(f"The archived file of {manifest.conversation_id} reads back differently.")
             found.check()
 
     def _check_conflict(self, manifest: Manifest) -> None:
@@ -106,7 +104,7 @@ class Archive:
             what = "more events of this conversation" if is_same else "another conversation of this id"
             raise ArchiveConflict(
                 f"The archive {self.url} holds {what}, {conversation_id}.",
-                remedy="Move its file elsewhere, or delete the one that is not wanted.",
+                remedy="Move its file elsewhere, or delete one of the two.",
             )
 
     async def has(self, conversation_id: str) -> bool:

@@ -114,7 +114,7 @@ class Retention(BaseModel):
         if "delete" in leaving:
             number = leaving.count("delete")
             rules = "a retention rule deletes" if number == 1 else f"{number} retention rules delete"
-            return f"{rules} conversations for good, without an archive."
+            return f"{rules} conversations permanently, without an archive."
         if "archive" in leaving and not archive:
             return "retention rules archive conversations, but DECKHANDS_ARCHIVE is not set: nothing leaves the store."
         return ""

@@ -71,4 +71,4 @@ class NotBegun(UsageError):
     code = "not_begun"
 
     def __init__(self) -> None:
-        super().__init__("The conversation has not begun.", remedy="Send it a message first.")
+        super().__init__("The conversation has not started.", remedy="Send it a message first.")

@@ -28,7 +28,7 @@ def keys_of(tools: Sequence[str | CustomTool]) -> tuple[str, ...]:
         if not isinstance(tool, str | CustomTool):
             raise UsageError(
                 f"{ascii(tool)[:100]} is not a tool.",
-                remedy="Pass its key, or what `custom_tool` has made.",
+                remedy="Pass its key, or a tool that `custom_tool` returned.",
             )
     return tuple(tool if isinstance(tool, str) else tool.offer.key for tool in tools)
 

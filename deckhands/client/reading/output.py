@@ -91,7 +91,7 @@ class EventPrinter:
         """Print a piece of a reply on standard error while the model writes it. The whole reply follows as an event."""
         if piece.kind == "superseded":
             self._streamed.pop(piece.call, None)
-            text = f"\n[{piece.call}: the call failed and its output is dropped; another model is asked]"
+            text = f"\n[{piece.call}: the call failed and its output is dropped; another model is called]"
             print_coloured([self._renderer.styled(text, "dim")], err=True, end="")
             return
         if piece.call != self._call or piece.kind != self._kind:
@@ -164,7 +164,7 @@ def summary_lines(summary: Summary) -> list[str]:
         "Details": "" if summary.error_detail in summary.last_error else summary.error_detail,
         "Remedy": summary.remedy,
         "Begins": f"not before {shown(summary.not_before)}" if summary.not_before else "",
-        "Expires": f"unless it has begun by {shown(summary.expires)}" if summary.expires else "",
+        "Expires": f"unless it has started by {shown(summary.expires)}" if summary.expires else "",
         "Conversation": summary.conversation_id,
         "Title": summary.title,
         "Labels": " ".join(f"{name}={value}" for name, value in sorted(summary.labels.items())),
@@ -189,13 +189,13 @@ def _unkept_budget(summary: Summary) -> str:
     budget = summary.metrics.max_budget_per_task
     if budget is None or not summary.has_unknown_cost:
         return ""
-    return f"; the budget of ${budget:.2f} counts only calls whose price is known"
+    return f"; the budget of ${budget:.2f} covers only calls of known price"
 
 
 def _estimated(summary: Summary) -> str:
     if not summary.estimated_calls:
         return ""
-    return f"; estimated for {counted(summary.estimated_calls, 'call')} whose tokens the provider did not count"
+    return f"; estimated for {counted(summary.estimated_calls, 'call')} without token counts from the provider"
 
 
 def _cached(metrics: Metrics) -> str:

@@ -41,7 +41,7 @@ LIMIT_ERRORS = (
 """The first words of the error in a conversation that reached a limit (OpenHands section 4.3 and 4.4)."""
 
 _CHECK_MODEL = "Check the model's name (LLM_MODEL or --model) and LLM_BASE_URL."
-_CHECK_SERVER = "Check LLM_BASE_URL and the network; NO_PROXY names servers that a proxy is not to be asked for."
+_CHECK_SERVER = "Check LLM_BASE_URL and the network; NO_PROXY lists servers that are reached without a proxy."
 REMEDIES = {
     "authentication": "Check LLM_API_KEY.",
     "bad_request": _CHECK_MODEL,
@@ -273,7 +273,7 @@ class Tally:
     def summary(self) -> Summary:
         """Return the summary of the events so far, which must include the first event."""
         created = self._created
-        assert created is not None, "a log begins with its ConversationCreated"
+        assert created is not None, "a log starts with its ConversationCreated"
         metrics = self._metrics.metrics()
         seconds = (self._updated - self._started).total_seconds() if self._started and self._updated else 0.0
         return Summary(

@@ -95,13 +95,13 @@ def _scheduled(facts: Facts) -> list[Link]:
     begins = facts.row.not_before if facts.row is not None else None
     begins = begins or (facts.history.created.not_before if facts.history.created else None)
     since = facts.history.created.timestamp if facts.history.created else None
-    expires = f" It expires if it has not begun by {facts.expires:%Y-%m-%d %H:%M:%S} UTC." if facts.expires else ""
+    expires = f" It expires if it has not started by {facts.expires:%Y-%m-%d %H:%M:%S} UTC." if facts.expires else ""
     link = Link(
         Cause.SCHEDULED,
-        f"It was submitted to begin later.{expires}",
+        f"It was submitted to start later.{expires}",
         since,
         begins,
-        f"`deckhands resume {facts.conversation_id}` begins it at once.",
+        f"`deckhands resume {facts.conversation_id}` starts it at once.",
         {"expires": facts.expires.isoformat()} if facts.expires else {},
     )
     return [link]
@@ -115,7 +115,7 @@ def _newer_worker(facts: Facts) -> list[Link]:
         f"A newer version of Deckhands has written to its log, and older workers cannot continue it. {running}",
         facts.history.updated,
         facts.parked_until,
-        "Start a controller worker of the newer version; every few seconds one looks whether it can.",
+        "Start a controller worker of the newer version; it takes the conversation within seconds.",
         {"controllers": facts.controllers},
     )
     return [link]

@@ -83,7 +83,7 @@ def _left(found: BudgetFact | None) -> tuple[str, dict[str, object]]:
         return "", {}
     account = found.account
     text = f": ${account.spent_usd + account.lost_usd:.4f} of ${account.limit_usd:.4f} are used up"
-    text += f", ${account.reserved_usd:.4f} are reserved for calls under way" if account.reserved_usd else ""
+    text += f", ${account.reserved_usd:.4f} are reserved for calls in flight" if account.reserved_usd else ""
     text += f", and {counted(found.before, 'conversation')} that came before go first" if found.before else ""
     return text, {
         "limit_usd": account.limit_usd,

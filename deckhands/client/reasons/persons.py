@@ -18,7 +18,7 @@ def confirmation(facts: Facts) -> list[Link]:
     question = f": {action.sentence[:QUESTION_CHARS]}" if action is not None else "."
     link = Link(
         Cause.CONFIRMATION,
-        f"It waits for a person to confirm or reject action {asked_id}{question}",
+        f"It waits for a user to confirm or reject action {asked_id}{question}",
         history.changed.timestamp if history.changed else None,
         remedy=f"`deckhands confirm {name}`, or `deckhands reject {name} --reason …`.",
         details={"action_id": asked_id},
@@ -32,7 +32,7 @@ def answer(facts: Facts) -> list[Link]:
     said = f" It said last: {history.message[:QUESTION_CHARS]}" if history.message else ""
     link = Link(
         Cause.ANSWER,
-        f"It waits for a message of a person.{said}",
+        f"It waits for a message from a user.{said}",
         history.changed.timestamp if history.changed else None,
         remedy=f"`deckhands message {facts.conversation_id} TEXT`.",
     )

@@ -38,7 +38,7 @@ def _action(facts: Facts, action: Action, fact: ActionFact | None) -> Link:
             Cause.ACTION_QUEUED,
             f"{named} waits for a tool worker{where}.",
             action.timestamp,
-            remedy="More tool workers, or what runs before it ends.",
+            remedy="More tool workers, or the end of the actions before it.",
             details=details | more,
         )
     return Link(
@@ -86,7 +86,7 @@ def _node(facts: Facts, node: NodeFact | None) -> list[Link]:
     moves = moves or "After that time, it continues elsewhere, with its latest checkpoint if there is one."
     link = Link(
         Cause.NODE_AWAY,
-        f"The workspace is on {name}, of which no tool worker beats. {moves}",
+        f"The workspace is on {name}, where no tool worker has a heartbeat. {moves}",
         node.seen,
         None if node.is_fixed else node.given_up_at,
         "Start a tool worker on that node.",
@@ -99,7 +99,7 @@ def _pool(facts: Facts) -> list[Link]:
     if not facts.unserved:
         return []
     why = facts.unserved if facts.shows_workers else "No running tool worker serves its workspace."
-    remedy = f"Start a tool worker of the pool {facts.pool} that offers what is missing."
+    remedy = f"Start a tool worker of the pool {facts.pool} with the missing offers."
     return [Link(Cause.NO_WORKER, why, remedy=remedy, details={"pool": facts.pool})]
 
 
@@ -147,9 +147,9 @@ def held(facts: Facts, *, is_waiting: bool) -> list[Link]:
         )
         return [link]
     if facts.parked_until is not None:
-        text = "It is parked, and a controller worker looks at it at that time."
+        text = "It is parked, and a controller worker checks it at that time."
         return [Link(Cause.UNCLAIMED, text, facts.history.updated, facts.parked_until)]
-    text = "Nobody has it and it is in no queue; workers look for such conversations every few seconds."
+    text = "No worker has it and it is in no queue; workers look for such conversations every few seconds."
     return [
         Link(
             Cause.UNCLAIMED,
@@ -187,7 +187,7 @@ def _standing(place: PlaceInLine) -> tuple[str, dict[str, object]]:
     """Return a place in a queue in words and as values."""
     details: dict[str, object] = {"queue": place.stream}
     if place.taken_by:
-        return f" in the queue {place.stream}; a worker was handed it, and has not begun", details
+        return f" in the queue {place.stream}; a worker has received it and not started it", details
     if place.before is None:
         return f" in the queue {place.stream}", details
     where = f" in the queue {place.stream}, with {place.before} before it"

@@ -25,7 +25,7 @@ if sys.version_info >= (3, 11, 4):
 else:  # as in packed_files
     from backports import tarfile  # type: ignore[no-redef]
 
-TAKE_LESS = "Name a part of it, a Git bundle (`git bundle create`), or an archive of what is needed."
+TAKE_LESS = "Name a part of it, a Git bundle (`git bundle create`), or an archive of the needed files."
 LEVEL = 6
 
 

@@ -254,7 +254,7 @@ class RemoteClient:
     ) -> CommandResult:
         """See `Client.execute`; the author in the log is the key, and `by` is put into the reason."""
         if not isinstance(command, str) or not command.strip() or "\0" in command:
-            raise UsageError("The command is empty, or has a NUL character.", remedy="Pass what bash is to run.")
+            raise UsageError("The command is empty, or has a NUL character.", remedy="Pass a command for bash.")
         body = {"command": command, "timeout_seconds": timeout_seconds, "reason": _said(by, reason)}
         answer = await self._calls.ask(
             "POST", f"/conversations/{conversation_id}/execute", body=body, read_seconds=timeout_seconds + 90

@@ -304,7 +304,7 @@ async def _begin(
     elif _is_to_be_asked(tally.status, task):
         await client.resume(conversation_id, model=task.model)
     elif tally.status.is_settled:
-        watcher.on_notice(f"This run has settled ({tally.status.state}); say with -t what it should do next.")
+        watcher.on_notice(f"This run has settled ({tally.status.state}); give it a new task with -t.")
     return tally.last_event_id
 
 

@@ -74,7 +74,7 @@ class Waiting:
         """Wait as long as the refusal asks, plus a random extra so that clients do not retry at the same time."""
         if not self._has_said:
             self._has_said = True
-            self._say(f"{refused.message} The tasks that are left are submitted as soon as they may begin.")
+            self._say(f"{refused.message} The remaining tasks are submitted as soon as they may start.")
         await asyncio.sleep(refused.retry_after_seconds * (0.5 + jitter()))
 
 

@@ -50,7 +50,7 @@ def place_in(text: str, *, clone_depth: int | None = None, clone_secret: str = "
         ) from error
     if ref and form != "bundle":
         raise UsageError(
-            f"{name} is not a bundle, so it has no {ref!r}.", remedy="Leave out the # and what follows it."
+            f"{name} is not a bundle, so it has no {ref!r}.", remedy="Leave out the # and the text after it."
         )
     try:
         uploaded = UploadedSource(name=Path(name).name, format=form, parcel=content_name(content), ref=ref)

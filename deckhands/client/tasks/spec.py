@@ -56,7 +56,7 @@ class TaskSpec(BaseModel):
     task: str = Field(
         min_length=1,
         max_length=MAX_TASK_CHARS,
-        description="What the agent should do.",
+        description="The task for the agent.",
         examples=["List the files"],
         json_schema_extra={"pattern": r"\S"},
     )
@@ -75,7 +75,7 @@ class TaskSpec(BaseModel):
         description="A directory below a workspace root of the tool workers, git+https://…#REF, or a specification; by "
         "default an empty directory.",
     )
-    limits: Limits = Field(default=Limits(), description="What the conversation may use up.")
+    limits: Limits = Field(default=Limits(), description="Limits of the conversation, such as iterations and cost.")
     tools: Annotated[tuple[str, ...], Field(max_length=MAX_TOOLS)] = Field(
         default=(), description="Tools that tool workers offer: keys, or patterns such as github/*."
     )
@@ -86,43 +86,43 @@ class TaskSpec(BaseModel):
         default=(), description="Pictures that belong to the task: addresses, or data URLs."
     )
     secrets: Annotated[dict[str, str], Field(max_length=MAX_SECRETS, repr=False)] = Field(
-        default_factory=dict, description="Values by name, which commands may use and nobody may read."
+        default_factory=dict, description="Secret values by name: commands may use them, and they are never shown."
     )
-    headless: bool = Field(default=True, description="Whether nobody can be asked.")
+    headless: bool = Field(default=True, description="Whether no user can be asked.")
     tenant: str = Field(
         default="",
         pattern=NAME_PATTERN,
-        description="Whose budget pays; tenants share what is scarce by weight.",
+        description="The tenant whose budget pays; tenants share scarce resources by weight.",
     )
     experiment: str = Field(
         default="", pattern=NAME_PATTERN, description="A part of the tenant's work with its own budget."
     )
     priority: PriorityName | None = Field(
         default=None,
-        description="What goes first where something is scarce; by default interactive if a person can be asked, else "
-        "batch.",
+        description="The precedence for scarce resources; by default interactive if a user can be asked, else batch.",
     )
     title: str = Field(
         default="", max_length=MAX_TITLE, description="A name for listings; by default the first line of the task."
     )
-    labels: Labels = Field(default_factory=dict, description="Labels, to find the conversation again.")
+    labels: Labels = Field(default_factory=dict, description="Labels for finding the conversation again.")
     not_before: Moment | None = Field(
-        default=None, description="Begin it at this time, with its zone: 2026-03-01T06:00:00+01:00."
+        default=None, description="Start no earlier than this time, with its zone: 2026-03-01T06:00:00+01:00."
     )
     delay: Seconds | None = Field(
         default=None,
-        description="Begin it this many seconds after its submission; with not_before, the later of both counts.",
+        description="Start no earlier than this many seconds after submission; with not_before, the later of both counts.",
     )
     expires: Annotated[Seconds | Moment, Field(union_mode="left_to_right")] | None = Field(
         default=None,
-        description="Never begin it if it has not begun by this time, or this many seconds after its submission: it "
-        "ends in an error of the code expired.",
+        description="Give up if it has not started by this time, or this many seconds after submission: it ends in an "
+        "error with the code expired.",
     )
     double_texting: DoubleTexting | None = Field(
-        default=None, description="What a message does while the agent works; by default it waits for the next step."
+        default=None,
+        description="How a message is handled while the agent works; by default it waits for the next step.",
     )
     traceparent: Annotated[str, Field(max_length=55)] | None = Field(
-        default=None, description="The span that the task belongs to, as W3C Trace Context writes it."
+        default=None, description="The span that the task belongs to, in the format of W3C Trace Context."
     )
     idempotency_key: Annotated[str, Field(min_length=1, max_length=MAX_KEY_CHARS)] | None = Field(
         default=None, description="The same key always means the same conversation, whatever else is sent."
@@ -167,7 +167,7 @@ class TaskSpec(BaseModel):
         is_comparable = self.delay is None or not isinstance(self.expires, datetime)
         is_comparable = is_comparable and (self.not_before is None or isinstance(self.expires, datetime))
         if begins is not None and ends is not None and is_comparable and ends <= begins:
-            raise ValueError("expires: it would expire before it may begin")
+            raise ValueError("expires: it would expire before it may start")
         return self
 
     @classmethod

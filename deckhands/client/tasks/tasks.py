@@ -37,7 +37,7 @@ def check_task(task: str, *, name: str = "task") -> None:
         UsageError: it is empty or longer than 100,000 characters.
     """
     if not task.strip():
-        raise UsageError(f"The {name} is empty.", remedy="Say what the agent should do.")
+        raise UsageError(f"The {name} is empty.", remedy="Describe the task.")
     if len(task) > MAX_TASK_CHARS:
         raise UsageError(
             f"The {name} has {len(task):,} characters; the limit is {MAX_TASK_CHARS:,}.",

@@ -99,13 +99,13 @@ async def _answer(log: EventLog, conversation_id: str, event_id: int) -> Command
             if event.cause == event_id and isinstance(event, CommandExecutedObservation):
                 return event
             if event.cause == event_id:  # from a tool worker of an older version
-                raise CommandFailed(getattr(event, "content", "") or "The tool worker cannot run commands of people.")
+                raise CommandFailed(getattr(event, "content", "") or "The tool worker cannot run users' commands.")
     raise AssertionError("it follows for ever")
 
 
 def _check(command: str, timeout_seconds: float) -> None:
     if not isinstance(command, str) or not command.strip() or "\0" in command:
-        raise UsageError("The command is empty, or has a NUL character.", remedy="Pass what bash is to run.")
+        raise UsageError("The command is empty, or has a NUL character.", remedy="Pass a command for bash.")
     if len(command) > MAX_COMMAND_CHARS:
         raise UsageError(
             f"The command has {len(command):,} characters; the limit is {MAX_COMMAND_CHARS:,}.",

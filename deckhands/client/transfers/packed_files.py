@@ -115,7 +115,7 @@ def unpack(
         for made in sorted(draft.iterdir()):
             _move(made, folder / made.name)
     except (tarfile.TarError, zstandard.ZstdError, EOFError) as error:
-        raise UsageError("What came is no tar file, or a part of one.", remedy="Copy it again.") from error
+        raise UsageError("The received data is not a whole tar file.", remedy="Copy it again.") from error
     else:
         return done
     finally:

@@ -159,7 +159,7 @@ class IncomingParts(_Parts):
         while self.read(PART_BYTES):
             pass
         if self._digest.hexdigest() != self._answer.digest:
-            raise TransferFailed("What arrived is not what was sent.", remedy="Copy it again.")
+            raise TransferFailed("The received data differs from the sent data.", remedy="Copy it again.")
 
     async def end(self) -> None:
         """Have the node forget the transfer. Idempotent."""

@@ -136,7 +136,7 @@ class Results:
         except BlockingIOError as error:
             self._file.close()
             raise BeingWritten(
-                f"Another command carries out the evaluation in {path.parent}.",
+                f"Another command runs the evaluation in {path.parent}.",
                 remedy="`deckhands eval attach` follows it; `deckhands eval retune` and others steer it.",
             ) from error
         except OSError as error:
@@ -214,7 +214,7 @@ def read_results(path: Path) -> list[Row]:
     if not path.is_file():
         raise UsageError(
             f"There is no {path}: no attempt has ended there.",
-            remedy="Name the directory of an evaluation, or begin with `deckhands eval run` or `eval attach`.",
+            remedy="Name the directory of an evaluation, or start with `deckhands eval run` or `eval attach`.",
         )
     rows: dict[tuple[str, str, int], Row] = {}
     try:

@@ -83,6 +83,6 @@ def lines_of(standing: Standing, *, columns: int, rows: int) -> list[str]:
     ]
     lines = table(HEAD, cells, columns=columns, spare=SPARE) if cells else []
     if standing.under_way > len(shown):
-        lines.append(f"… and {standing.under_way - len(shown):,} more under way")
+        lines.append(f"… and {standing.under_way - len(shown):,} more in flight")
     progress, _, spending = standing.line.partition("; ")
     return [*lines, *(fitted(clean_line(line, limit=1_000), columns) for line in (progress, spending))]

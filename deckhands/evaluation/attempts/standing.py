@@ -83,14 +83,14 @@ class Standing:
         eta = "" if self.eta_seconds is None else f", {_minutes(self.eta_seconds)} left"
         return (
             f"{self.ended:,} of {self.total:,} attempts ended{f' ({outcomes})' if outcomes else ''}, {self.under_way} "
-            f"under way{eta}; ${self.cost_usd:.4f}, ${self.usd_per_minute:.4f} and {self.tokens_per_minute:,.0f} "
+            f"in flight{eta}; ${self.cost_usd:.4f}, ${self.usd_per_minute:.4f} and {self.tokens_per_minute:,.0f} "
             f"tokens a minute; {self.refused} 429s; {self.bound_line}"
         )
 
     @property
     def bound_line(self) -> str:
         """The limit that binds now, and the limits found at overloads."""
-        found = "".join(f"; {model} hurts at {limit}" for model, limit in self.found.items())
+        found = "".join(f"; {model} overloads at {limit}" for model, limit in self.found.items())
         if self.state != "running":
             return (self.stopped or self.state) + found
         if self.bound.startswith(UNBOUND):
@@ -217,7 +217,7 @@ def _bound(
     models: Mapping[str, ModelPace],
 ) -> str:
     if not pending:
-        return f"{UNBOUND} all have begun"
+        return f"{UNBOUND} all have started"
     if under_way >= plan.at_once:
         return f"-n {plan.at_once}"
     if under_way >= hosts.pace.limit:

@@ -121,7 +121,9 @@ def _checked(
     if wrong or not found:
         shown = "; ".join(wrong[:SHOWN_LINES]) or f"it has no {unit}s"
         more = f"; and {len(wrong) - SHOWN_LINES} more" if len(wrong) > SHOWN_LINES else ""
-        raise UsageError(f"The dataset {name} cannot be used: {shown}{more}.", remedy="Correct it; nothing has begun.")
+        raise UsageError(
+            f"The dataset {name} cannot be used: {shown}{more}.", remedy="Correct it; nothing was started."
+        )
     return list(found.values())
 
 

@@ -132,7 +132,7 @@ def _ask(*arguments: str) -> str:
     except subprocess.TimeoutExpired as error:
         raise UsageError(f"The docker engine takes longer than {LIMIT_SECONDS:.0f} seconds.") from error
     if done.returncode:
-        why = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        why = (done.stderr.strip().splitlines() or ["it gives no reason"])[-1]
         raise UsageError(f"The docker engine refuses: {why[:300]}", remedy="Start it, or pull the image.")
     return done.stdout
 

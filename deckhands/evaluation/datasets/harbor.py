@@ -75,7 +75,7 @@ def harbor_instance(folder: Path) -> Instance:
     made = built(environment / "Dockerfile", directory=settings.directory)
     made.variables |= settings.variables
     if (folder / "trajectory.json").is_file():
-        raise ValueError("trajectory.json cannot be had: a conversation begins with its task")
+        raise ValueError("trajectory.json is not supported: a conversation starts with its task")
     metadata = about.get("metadata", about)
     tags = [metadata.get("difficulty"), metadata.get("category"), *(metadata.get("tags") or [])]
     turns, without = _solution(folder, made.directory, settings, is_harbor=is_harbor)

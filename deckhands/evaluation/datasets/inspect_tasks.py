@@ -54,7 +54,7 @@ def inspect_instances(argument: str) -> list[Instance]:
     if wrong or not found:
         raise UsageError(
             f"The task of {path} cannot be used: {'; '.join(wrong[:10]) or 'it has no samples'}.",
-            remedy="Correct it; nothing has begun.",
+            remedy="Correct it; nothing was started.",
         )
     return list(found.values())
 

@@ -32,7 +32,9 @@ IGNORED: Mapping[str, str] = {
     "environment.docker_image": "the Dockerfile is followed",
     **{f"environment.{name}": "workers decide on that" for name in _SIZES},
     **{
-        f"{table}.{name}": "workers decide what agents reach" for table in ("environment", "agent") for name in _NETWORK
+        f"{table}.{name}": "workers decide which hosts agents reach"
+        for table in ("environment", "agent")
+        for name in _NETWORK
     },
     "verifier.network_mode": "a check has no network",
     "verifier.allowed_hosts": "a check has no network",
@@ -90,7 +92,7 @@ def settings_of(about: Mapping[str, Any]) -> Settings:
             continue
         if name in REFUSED:
             if value:
-                raise ValueError(f"{name} cannot be had: {REFUSED[name]}")
+                raise ValueError(f"{name} is not supported: {REFUSED[name]}")
         elif name == "environment.os":
             if str(value).lower() != "linux":
                 raise ValueError(f"environment.os is {value}: workspaces are of Linux")

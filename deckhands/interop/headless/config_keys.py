@@ -67,7 +67,7 @@ LLM_KEYS = frozenset(
 WITHOUT_EFFECT: Mapping[str, Mapping[str, str]] = {
     "core": {
         "cache_dir": "nothing is cached there",
-        "cli_multiline_input": "nobody types here",
+        "cli_multiline_input": "no user types here",
         "client_wait_timeout": "there is no client to wait for",
         "conversation_max_age_seconds": "the files of a run stay until you remove them",
         "debug": "set DECKHANDS_DEBUG=1",

@@ -179,6 +179,6 @@ def experiment_id(name: str | None) -> str:
     if not _EXPERIMENT.fullmatch(name):
         raise UsageError(
             f"The run cannot be called {ascii(name)[:100]}.",
-            remedy="Use up to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit.",
+            remedy="Use up to 64 letters, digits, '.', '_' and '-', starting with a letter or digit.",
         )
     return name

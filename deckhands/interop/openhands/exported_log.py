@@ -44,7 +44,7 @@ def _events_of(text: str, findings: Findings) -> dict[int, Event]:
     found: dict[int, Event] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if number > MAX_EVENTS:
-            findings.fault(f"Whatever follows line {MAX_EVENTS}", f"at most {MAX_EVENTS} events are imported")
+            findings.fault(f"Everything after line {MAX_EVENTS}", f"at most {MAX_EVENTS} events are imported")
             break
         if not line.strip():
             continue

@@ -130,7 +130,7 @@ def listed_events(text: str, findings: Findings) -> Iterator[tuple[int, dict[str
     """
     at = _after_blanks(text, 0)
     if text[at : at + 1] != "[":
-        raise ValueError("it does not begin with [")
+        raise ValueError("it does not start with [")
     at = _after_blanks(text, at + 1)
     if text[at : at + 1] == "]":
         return
@@ -147,10 +147,10 @@ def listed_events(text: str, findings: Findings) -> Iterator[tuple[int, dict[str
         at = _after_blanks(text, end)
         if text[at : at + 1] != ",":
             if text[at : at + 1] != "]":
-                findings.fault(f"Whatever follows event {position}", "the file ends in the middle of the list")
+                findings.fault(f"Everything after event {position}", "the file ends in the middle of the list")
             return
         at = _after_blanks(text, at + 1)
-    findings.fault(f"Whatever follows event {MAX_EVENTS - 1}", f"at most {MAX_EVENTS} events are imported")
+    findings.fault(f"Everything after event {MAX_EVENTS - 1}", f"at most {MAX_EVENTS} events are imported")
 
 
 def check_fit(event: Event) -> None:

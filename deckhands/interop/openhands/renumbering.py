@@ -94,7 +94,7 @@ class Renumbering:
         """
         if not self._is_ascending:
             if len(self._shown_numbers) > MAX_UNORDERED:
-                raise ValueError("it forgets a range of events whose ids are in no order")
+                raise ValueError("it forgets a range of events with unordered ids")
             return self.forget({number for number in self._numbers if start <= number <= end})[0]
         hidden = slice(bisect_left(self._shown_numbers, start), bisect_right(self._shown_numbers, end))
         for number in self._shown_numbers[hidden]:

@@ -154,7 +154,7 @@ def _events(folder: Path, findings: Findings) -> Iterator[tuple[int, Fields]]:
     names = {file.name: _EVENT_FILE.fullmatch(file.name) for file in folder.glob("event-*.json")}
     numbered = sorted((int(match[1]), name) for name, match in names.items() if match)
     if len(numbered) > MAX_EVENTS:
-        findings.fault(f"Whatever follows event {numbered[MAX_EVENTS - 1][0]}", f"at most {MAX_EVENTS} are imported")
+        findings.fault(f"Everything after event {numbered[MAX_EVENTS - 1][0]}", f"at most {MAX_EVENTS} are imported")
     seen: set[str] = set()
     expected = size_bytes = 0
     for number, name in numbered[:MAX_EVENTS]:
@@ -164,7 +164,7 @@ def _events(folder: Path, findings: Findings) -> Iterator[tuple[int, Fields]]:
             return
         if number > expected:
             what = (
-                f"Event {expected}" if number == expected + 1 else f"What stood from event {expected} to {number - 1}"
+                f"Event {expected}" if number == expected + 1 else f"Everything from event {expected} to {number - 1}"
             )
             findings.fault(what, "the file is not there")
         expected = number + 1

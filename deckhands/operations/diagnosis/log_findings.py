@@ -123,9 +123,7 @@ def judged_logs(seen: Logs) -> list[Finding]:
         kinds = Counter(one.invariant for _, one in seen.broken)
         told = "; ".join(f"{name}: {one.invariant} {one.text}" for name, one in seen.broken[:SHOWN])
         counts = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
-        detail = (
-            f"{counted(len(names), 'log')} of {seen.looked_at} break what must hold ({counts}): {ascii(told)[1:-1]}"
-        )
+        detail = f"{counted(len(names), 'log')} of {seen.looked_at} violate invariants ({counts}): {ascii(told)[1:-1]}"
         findings.append(broken(INVARIANTS, detail, RESTORE))
     elif seen.looked_at or not seen.of:
         findings.append(good(INVARIANTS, f"{seen.looked_at:,} of {counted(seen.of, 'log')} checked"))
@@ -152,14 +150,14 @@ async def orphaned_keys(store: Store) -> list[Finding]:
         except StoreMisconfigured as error:
             if "NOPERM" not in error.message:
                 raise
-            remedy = "The jobs' or the admin's store user may; the job `orphans` looks every hour."
-            return [found(ORPHANS, "this store user may not look for keys that nothing names", remedy)]
+            remedy = "The jobs' or the admin's store user may; the job `orphans` searches every hour."
+            return [found(ORPHANS, "this store user may not search for orphaned keys", remedy)]
         scanned += len(keys)
         orphans |= await _nameless(store, keys)
         if cursor == b"0":
             break
     if orphans:
-        detail = f"keys of {counted(len(orphans), 'conversation')} that are not there: {_named(sorted(orphans))}"
+        detail = f"keys of {counted(len(orphans), 'conversation')} that do not exist: {_named(sorted(orphans))}"
         return [found(ORPHANS, detail, "The job `orphans` removes them: run `deckhands jobs` and `deckhands beat`.")]
     return [good(ORPHANS, f"none in {counted(scanned, 'key')}")]
 

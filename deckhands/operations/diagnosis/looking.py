@@ -14,7 +14,7 @@ from deckhands.operations.diagnosis.diagnostics import Finding
 PATIENCE_SECONDS = 5.0
 MOST_SHARDS = 4_096
 REMEDY = "Name a store user with more rights in DECKHANDS_URL, such as that of a worker or the admin."
-OVERWRITTEN = "If a key is of another type, somebody has overwritten it: docs/deployment.md, What cannot be read."
+OVERWRITTEN = "If a key has another type, it was overwritten: docs/deployment.md, What cannot be read."
 
 
 async def store_of(connection: Connection) -> Store | None:
@@ -40,7 +40,7 @@ async def examined(name: str, check: Callable[[], Awaitable[list[Finding]]]) -> 
     except StoreMisconfigured as error:
         if "NOPERM" not in error.message:
             raise
-        return [Finding(name, False, False, "this store user may not look at it", REMEDY)]
+        return [Finding(name, False, False, "this store user may not read it", REMEDY)]
     except DeckhandsError as error:
         return [Finding(name, False, True, f"cannot be examined: {error.message}", error.remedy or OVERWRITTEN)]
 

@@ -107,8 +107,8 @@ def _presence(workers: Sequence[SeenWorker], alive: Sequence[SeenWorker], unsett
         findings.append(
             found(
                 WORKERS,
-                f"{counted(len(lapsed), 'worker')} not heard of: {_named(worker.worker_id for worker in lapsed)}",
-                "Others take over what they had within seconds. Their logs, and the kernel's, say why they ended.",
+                f"{counted(len(lapsed), 'worker')} without a heartbeat: {_named(worker.worker_id for worker in lapsed)}",
+                "Other workers take over their work within seconds. See their logs, and the kernel's, for the cause.",
             )
         )
     told = ", ".join(f"{number} {role or 'unknown'}" for role, number in sorted(counts.items()))
@@ -136,7 +136,7 @@ def _clocks(alive: Sequence[SeenWorker]) -> list[Finding]:
     wrong = [one for one in alive if one.clock_seconds is not None and abs(one.clock_seconds) > CLOCK_SECONDS]
     if not wrong:
         said = [abs(one.clock_seconds) for one in alive if one.clock_seconds is not None]
-        return [good(CLOCKS, f"within {max(said):.1f} s of the server's, as they say every 1.5 s")] if said else []
+        return [good(CLOCKS, f"within {max(said):.1f} s of the server's, as reported every 1.5 s")] if said else []
     told = _named(f"{one.worker_id} ({one.clock_seconds:+.0f} s)" for one in wrong)
     detail = f"clocks differ from the server's: {told}"
     return [found(CLOCKS, detail, "Synchronise the clocks (NTP). Keys, certificates and times in logs depend on them.")]

@@ -103,7 +103,7 @@ async def alone(store: Store, name: str) -> AsyncIterator[bool]:
     if await _hold(store, name, "take", token) != "held":
         yield False
         return
-    renewing = asyncio.create_task(_renew(store, name, token), name=f"renew the place of {name}")
+    renewing = asyncio.create_task(_renew(store, name, token), name=f"renew the lock of {name}")
     try:
         yield True
     finally:

@@ -52,7 +52,7 @@ async def removed_from(store: Store, untouched_seconds: int) -> dict[str, int]:
                     if LFU not in error.message:
                         raise
                     tracks_idle = False
-                    _log.warning("Keys that nothing names stay in the store. %s %s", error.message, LFU_REMEDY)
+                    _log.warning("Orphaned keys stay in the store. %s %s", error.message, LFU_REMEDY)
             elif deleted is not None and meta.encode() in found:
                 completed += await _complete(store, conversation_id)
         if cursor == b"0":

@@ -153,7 +153,7 @@ class _Round:
             return "kept"
         events = await self.log.read(conversation_id)
         if not events or not isinstance(events[0], ConversationCreated):
-            raise CorruptEntry("Its log does not begin as one.")
+            raise CorruptEntry("Its log does not start with its creation.")
         tenancy = events[0].tenancy
         rule = self._rule_for(row, tenancy.tenant if tenancy else "")
         tree = _Tree()

@@ -22,7 +22,7 @@ FIRST_RETRY_SECONDS = 5.0
 LONGEST_RETRY_SECONDS = 300.0
 
 _log = logging.getLogger(__name__)
-BUSY = {"skipped": "another one is at work"}
+BUSY = {"skipped": "another run is in progress"}
 
 
 class JobFailed(Exception):

@@ -51,7 +51,7 @@ DELIVERED_AT_ONCE = 50
 CLOCKS_DIFFER_SECONDS = 60.0
 """The maximum difference between machines' clocks; a new webhook may get events that are this much older."""
 GONE = "its receiver has answered 410 Gone"
-FULL = "too many deliveries waited"
+FULL = "too many deliveries are waiting"
 
 _log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ async def _plan_shard(services: JobServices, book: WebhookBook, hooks: list[Webh
             except StoreUnavailable:
                 raise
             except (DeckhandsError, ValueError) as error:
-                _log.warning("webhooks cannot hear of %s: %s", conversation_id, error, extra=about(conversation_id))
+                _log.warning("cannot plan webhooks for %s: %s", conversation_id, error, extra=about(conversation_id))
 
     while True:
         command = ("ZSCAN", names.news, cursor, "COUNT", READ_AT_ONCE)
@@ -160,7 +160,7 @@ async def _plan(
         except UnknownConversation:
             events = []
         except CorruptEntry as error:
-            text = "webhooks do not hear of events %d to %d of %s: %s"
+            text = "webhooks miss events %d to %d of %s: %s"
             _log.error(text, start, until, conversation_id, error, extra=about(conversation_id))
         last = until
     full: set[str] = set()

@@ -79,12 +79,12 @@ async def _look_safely(client: Client, book: ScheduleBook, name: str, now: datet
             raise
         _log.warning("the schedule %s: %s", ascii(name), error)
     except CorruptEntry as error:
-        _log.error("%s It is put aside.", error.message)
+        _log.error("%s It is quarantined.", error.message)
         await book.put_aside(name)
     except DeckhandsError as error:  # removed meanwhile, or the store refuses part of it
         _log.warning("the schedule %s: %s", ascii(name), error)
     except Exception:  # noqa: BLE001  (the outer edge: whatever is wrong with this one)
-        _log.exception("the schedule %s cannot be looked at", ascii(name))
+        _log.exception("cannot process the schedule %s", ascii(name))
 
 
 async def _look(client: Client, book: ScheduleBook, entry: Entry, now: datetime) -> None:
@@ -117,7 +117,7 @@ async def _look(client: Client, book: ScheduleBook, entry: Entry, now: datetime)
         except DeckhandsError as error:
             text = f"{error.message} {error.remedy}".strip()[:500]
             if text != standing.error:
-                _log.warning("the schedule %s cannot begin its tick of %s: %s", schedule.name, ticks[0], text)
+                _log.warning("the schedule %s cannot start its run of %s: %s", schedule.name, ticks[0], text)
             if not standing.queued:  # the tick stays due, and is retried until the next one is due or it is too late
                 await book.move(entry, standing.model_copy(update={"error": text}), due)
                 return

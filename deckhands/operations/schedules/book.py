@@ -70,7 +70,7 @@ class ScheduleBook:
         due = None if kept.is_paused else kept.next_after(await self.now())
         outcome = await self._put(kept.name, b"", kept.model_dump_json().encode(), due)
         if outcome == "full":
-            raise UsageError(f"There are {MAX_SCHEDULES:,} schedules.", remedy="Remove one.")
+            raise UsageError(f"The limit of {MAX_SCHEDULES:,} schedules is reached.", remedy="Remove one.")
         if outcome == "other":
             raise UsageError(
                 f"There is a schedule {kept.name} already.", remedy="Remove it first, or choose another name."

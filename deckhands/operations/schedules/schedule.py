@@ -35,7 +35,7 @@ def _checked_cron(text: str) -> str:
     try:
         found = next(CronSim(text, datetime(2026, 1, 1, tzinfo=UTC)))
     except (CronSimError, StopIteration) as error:
-        raise ValueError(f"{ascii(text)[:100]} is no cron expression that ever comes due: {error}") from None
+        raise ValueError(f"{ascii(text)[:100]} is not a cron expression that is ever due: {error}") from None
     assert found is not None
     return " ".join(text.split())
 

@@ -82,7 +82,7 @@ class WebhookBook:
             UsageError: the tenant has too many webhooks.
         """
         if sum(hook.tenant == tenant for hook in await self.all()) >= MAX_OF_TENANT:
-            raise UsageError(f"There are {MAX_OF_TENANT} webhooks of this tenant.", remedy="Remove one.")
+            raise UsageError(f"The limit of {MAX_OF_TENANT} webhooks per tenant is reached.", remedy="Remove one.")
         secret_key(BrokerSettings.from_env(), is_made=True)
         webhook_id = "wh_" + "".join(randomness.choice(ALPHABET) for _ in range(16))
         secret = f"whsec_{base64.b64encode(randomness.token_bytes(SECRET_BYTES)).decode()}"
@@ -103,7 +103,7 @@ class WebhookBook:
         )
         await self.mark([tenant])
         if await self._put(hook.id, b"", hook.model_dump_json().encode()) == "full":
-            raise UsageError(f"There are {MAX_WEBHOOKS:,} webhooks.", remedy="Remove one.")
+            raise UsageError(f"The limit of {MAX_WEBHOOKS:,} webhooks is reached.", remedy="Remove one.")
         return hook, secret
 
     def now(self) -> datetime:
@@ -221,7 +221,7 @@ class WebhookBook:
                 body="",
                 planned=await self._store.now(self._names),
                 state="failed",
-                error="The store has it in a form that cannot be read.",
+                error="Its stored form cannot be read.",
             )
             following = await self.end_attempt(held, unreadable, None)
             return None if following is None else await self.take(following)
