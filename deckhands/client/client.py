@@ -88,8 +88,7 @@ class Client(Steering):
 
         Args:
             url: `redis://…`, `rediss://…` or `unix://…`. None: DECKHANDS_URL if set, else the cluster that `deckhands
-                up`
-                runs on this machine.
+                up` runs on this machine.
             shards: the number of shards of a new store; None: DECKHANDS_SHARDS.
             patience_seconds: how long a call is retried while the store does not answer; None: without limit.
 

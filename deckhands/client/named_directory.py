@@ -88,9 +88,8 @@ async def require_served(store: Store, workspace: WorkspaceSpec) -> None:
     """Refuse a workspace that none of the running tool workers would serve.
 
     Raises:
-        NotServed: tool workers are running, but none offers the workspace's requirements. A starting worker is waited
-            for
-            for a few seconds.
+        NotServed: tool workers are running, but none meets the workspace's requirements. A starting
+            worker gets a few seconds.
         DirectoryNotTaken: they are running, but the directory is below none of their workspace roots.
     """
     if not has_needs(workspace):

@@ -79,8 +79,7 @@ async def in_store(settings: FaceSettings, name: str, act: Callable[[Client], Aw
     """Call a function with the store of an evaluation, and return its result.
 
     A private store ends with the command that runs the evaluation. If that happens during the call, the store is
-    started
-    again and the call is repeated.
+    started again and the call is repeated.
 
     Args:
         act: must be idempotent.

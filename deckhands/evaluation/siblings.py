@@ -1,8 +1,7 @@
 """Siblings: several endings of one conversation from an event in its middle, compared, and the best of them.
 
-Holds: a sibling's cost is that of its own events, without those shared with its origin. Among correct siblings, the
-best
-has the highest score of the critic, then the lowest cost, then the fewest steps.
+Holds: a sibling's cost excludes the events shared with its origin. Among correct siblings, the
+best has the highest score of the critic, then the lowest cost, then the fewest steps.
 Does not: choose if no sibling is correct: then there is no best one.
 """
 

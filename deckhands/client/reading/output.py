@@ -243,8 +243,7 @@ def table(
 
     Args:
         columns: the maximum width of a line. The last column is cut to fit; before it gets too narrow, other columns
-            are
-            left out. None: no maximum.
+            are left out. None: no maximum.
         spare: the heads of the columns that may be left out, in that order.
     """
     cleaned = [list(head), *([clean_line(cell, limit=60) for cell in row] for row in rows)]

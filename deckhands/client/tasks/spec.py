@@ -110,7 +110,7 @@ class TaskSpec(BaseModel):
     )
     delay: Seconds | None = Field(
         default=None,
-        description="Start no earlier than this many seconds after submission; with not_before, the later of both counts.",
+        description="Start this many seconds after submission or later; with not_before, the later of both counts.",
     )
     expires: Annotated[Seconds | Moment, Field(union_mode="left_to_right")] | None = Field(
         default=None,

@@ -131,8 +131,7 @@ class WorkspaceFiles:
 
         Args:
             path: relative to the workspace. Into an existing directory, or a name with a final `/`, it is copied under
-                its
-                own name.
+                its own name.
             on_progress: called from time to time during a long copy.
             on_without_bits: gets the names of some files whose set-user-id, set-group-id or sticky bit was not copied.
 

@@ -38,9 +38,8 @@ class Instance:
         setup: a command that runs before the agent starts, and before the check.
         check: a command in the workspace; exit code 0 means that the attempt is right.
         answer: the expected final message; compared by `answers.is_same`.
-        judge: returns whether the agent's final message is right, and why, if neither check nor answer decides; may
-            raise
-            ScorerFailed.
+        judge: returns whether the agent's final message is right, and why, if neither check nor answer decides;
+            may raise ScorerFailed.
         images: the images of the task: paths or addresses.
         image: of the containers that attempts and checks run in; empty: the sandbox is the node's.
         left_out: parts of its published form that an attempt does not have.

@@ -15,7 +15,7 @@ EDIT_FIELDS = ("command", "path", "file_text", "old_str", "new_str", "insert_lin
 
 
 def content_of(fields: Fields, action: Fields) -> tuple[str, Fields]:
-    """Return the kind of an action and the fields of its own."""
+    """Return the kind of an action and its own fields."""
     match action.get("kind"):
         case "TerminalAction" | "ExecuteBashAction":
             names = ("command", "is_input", "timeout")

@@ -16,8 +16,7 @@ async def examine_cluster(url: str, *, sample: int | None) -> list[Finding]:
     """Examine the cluster behind a store. Returns nothing if the store does not answer or was never used.
 
     Writes nothing and calls no function of the store, so a store user with read access is enough. The findings include
-    the
-    checks that this user may not perform.
+    the checks that this user may not perform.
 
     Args:
         sample: how many logs to check; None: all, 0: none.

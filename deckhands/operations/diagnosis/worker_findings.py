@@ -107,7 +107,7 @@ def _presence(workers: Sequence[SeenWorker], alive: Sequence[SeenWorker], unsett
         findings.append(
             found(
                 WORKERS,
-                f"{counted(len(lapsed), 'worker')} without a heartbeat: {_named(worker.worker_id for worker in lapsed)}",
+                f"{counted(len(lapsed), 'worker')} without heartbeat: {_named(worker.worker_id for worker in lapsed)}",
                 "Other workers take over their work within seconds. See their logs, and the kernel's, for the cause.",
             )
         )

@@ -132,8 +132,7 @@ class CeleryWaits:
     """A lower bound of the oldest entry's wait in each Celery list.
 
     Celery writes no time into its messages, so each poll records the newest entry. The lists are first in, first out:
-    as
-    long as that entry waits, all entries before it have waited since that poll.
+    as long as that entry waits, all entries before it have waited since that poll.
     """
 
     def __init__(self) -> None:
