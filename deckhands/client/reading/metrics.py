@@ -210,7 +210,7 @@ class Metrics:
         )
 
     def per_model(self) -> dict[str, dict[str, Any]]:
-        """Return the totals of each model, including the calls of delegates; latencies are without those of delegates."""
+        """Return the totals of each model, including the calls of delegates; latencies exclude those of delegates."""
         found = {name: metrics.totals() for name, metrics in self.by_model().items()}
         for delegate in self.delegates:
             for name, used in delegate.per_model.items():
