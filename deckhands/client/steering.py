@@ -14,6 +14,7 @@ from broker.contract import (
     TERMINAL_STATES,
     AgentSpec,
     AgentState,
+    AgentStateChangedObservation,
     ChangeAgentStateAction,
     Event,
     EventSource,
@@ -22,13 +23,11 @@ from broker.contract import (
     OperatorActed,
     named_models,
 )
-from broker.log import WORK, Condition, EventLog, relisted
+from broker.log import WORK, Closed, Condition, Conversations, EventLog, find_latest_event, relisted
 from broker.runtime import UnknownConversation, UsageError
 from broker.store import Store
-from deckhands.client.appending import append
 from deckhands.client.beginning import OFFERS_LIMIT_SECONDS
 from deckhands.client.changing import Change, words_in
-from deckhands.client.confirmations import answer_to
 from deckhands.client.errors import IsArchived, NotSettled, NotStopped
 from deckhands.client.known_agents import require_models
 from deckhands.client.reader import Reader
@@ -264,3 +263,61 @@ def switch_to(model: str | None, *, by: str = "", reason: str = "") -> tuple[Eve
         return ()
     who, why = words_in(by, "by"), words_in(reason, "reason")
     return (ModelSwitched(model=model, reason=why or "", by=who, source=EventSource.USER),)
+
+
+async def answer_to(
+    store: Store, conversation_id: str, answer: AgentState, action_id: int | None, edited: Mapping[str, Any]
+) -> ChangeAgentStateAction:
+    """Return the event that answers a conversation's pending confirmation.
+
+    Args:
+        action_id: the action that was shown to the user; None: the one that is pending now.
+
+    Raises:
+        UsageError: no action is pending, or another one is.
+    """
+    state, asked_id = await asked_about(store, conversation_id)
+    if state != AgentState.AWAITING_USER_CONFIRMATION or action_id not in (None, asked_id):
+        asked = f"about action {asked_id}" if asked_id else f"nothing: it is {state}"
+        raise UsageError(
+            f"The conversation {conversation_id} asks {asked}.", remedy="`deckhands show` prints its question."
+        )
+    return ChangeAgentStateAction(agent_state=answer, action_id=asked_id, edited=dict(edited), source=EventSource.USER)
+
+
+async def asked_about(store: Store, conversation_id: str) -> tuple[str, int | None]:
+    """Return the agent's state and the action that awaits confirmation; None for the action if there is none.
+
+    Raises:
+        UnknownConversation: no such conversation.
+    """
+    state = (await Conversations(store).row(conversation_id)).state
+    if state != AgentState.AWAITING_USER_CONFIRMATION:
+        return state, None
+    announced = await find_latest_event(store, conversation_id, AgentStateChangedObservation)
+    return (announced.agent_state, announced.action_id) if announced else (state, None)
+
+
+async def append(
+    log: EventLog,
+    conversation_id: str,
+    events: Sequence[Event],
+    *,
+    key: str | None = None,
+    condition: Condition = "",
+    seen_id: int | None = None,
+    fields: Mapping[str, str] | None = None,
+) -> None:
+    """Append events as a producer; `EventLog.append` lists the other errors.
+
+    Args:
+        log: the log that masks secrets, for text that a user wrote.
+        seen_id: the id that the last event must have; None: any.
+        fields: fields of the index to write with the events.
+
+    Raises:
+        UsageError: the conversation is closed.
+    """
+    outcome = await log.append(conversation_id, events, key=key, condition=condition, seen_id=seen_id, fields=fields)
+    if isinstance(outcome, Closed):
+        raise UsageError(f"The conversation {conversation_id} is closed.", remedy="Submit the task as a new one.")

@@ -1,4 +1,7 @@
-"""The `retire` job: applies the retention policy, which moves most conversations into the archive.
+"""The jobs `retire` and `restore`.
+
+`retire` applies the retention policy, which moves most conversations into the archive. `restore` brings one back, for
+clients that reach Celery but not the archive.
 
 Holds: a conversation is deleted from the store only if its file was read back and checked, or if a rule says so. A run
 that is killed leaves it in the store or in the archive; the next run completes the work. A conversation goes only if it
@@ -28,6 +31,7 @@ from broker.runtime import (
     UnknownKind,
     UsageError,
     about,
+    check_conversation_id,
     failpoint,
     to_millis,
 )
@@ -226,3 +230,11 @@ class _Round:
             if len(tree.logs) > MAX_DELEGATES or not await self._collect(tree, delegate, log):
                 return False
         return True
+
+
+async def restore(services: JobServices, conversation_id: str) -> dict[str, str | bool]:
+    """Restore a conversation; `restored` is false if it is in the store already. See `Client.restore` for the rest."""
+    if not isinstance(conversation_id, str):
+        raise UsageError(f"The conversation id {ascii(conversation_id)[:100]} is not a text.")
+    is_new = await services.client.restore(check_conversation_id(conversation_id))
+    return {"conversation_id": conversation_id, "restored": is_new}

@@ -8,8 +8,7 @@ from broker.celery import JOBS_PREFIX, JOBS_QUEUE
 from deckhands.operations.jobs.checkpoints import remove_checkpoints
 from deckhands.operations.jobs.job import LONGEST_LIMIT_SECONDS, Job
 from deckhands.operations.jobs.orphans import remove_orphans
-from deckhands.operations.jobs.restoring import restore
-from deckhands.operations.jobs.retiring import retire
+from deckhands.operations.jobs.retiring import restore, retire
 from deckhands.operations.jobs.telling import TELL_SECONDS, deliver, tell
 from deckhands.operations.jobs.ticking import TICK_SECONDS, tick
 

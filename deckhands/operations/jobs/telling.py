@@ -37,10 +37,9 @@ from broker.runtime import (
 from broker.secrets import SecretsLocked
 from broker.store import ShardKeys, texts_by_name
 from deckhands.operations.jobs.job import JobServices
-from deckhands.operations.webhooks.a2a_form import TOKEN_HEADER
 from deckhands.operations.webhooks.book import Line, UnknownWebhook, WebhookBook
 from deckhands.operations.webhooks.sending import Answer, rules_of, send, signed
-from deckhands.operations.webhooks.webhook import RETRY_SECONDS, Delivery, Webhook, delivery_of
+from deckhands.operations.webhooks.webhook import RETRY_SECONDS, TOKEN_HEADER, Delivery, Webhook, delivery_of
 
 TELL_SECONDS = 2.0
 READ_AT_ONCE = 500

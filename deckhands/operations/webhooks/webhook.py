@@ -2,6 +2,7 @@
 
 Holds: an event leads to at most one delivery for each webhook. The id of a delivery follows from the webhook, the
 conversation and the event, so planning it twice has no effect.
+Source: A2A protocol 1.0, section 4.3, for the form of its push notifications.
 """
 
 from __future__ import annotations
@@ -22,7 +23,23 @@ from broker.contract import (
     Event,
     is_settled,
 )
-from deckhands.operations.webhooks.a2a_form import push_body
+
+TOKEN_HEADER = "X-A2A-Notification-Token"  # noqa: S105  (the name of a header)
+A2A_STATES = {
+    AgentState.LOADING: "TASK_STATE_SUBMITTED",
+    AgentState.RUNNING: "TASK_STATE_WORKING",
+    AgentState.RATE_LIMITED: "TASK_STATE_WORKING",
+    AgentState.USER_CONFIRMED: "TASK_STATE_WORKING",
+    AgentState.USER_REJECTED: "TASK_STATE_WORKING",
+    AgentState.AWAITING_USER_INPUT: "TASK_STATE_INPUT_REQUIRED",
+    AgentState.AWAITING_USER_CONFIRMATION: "TASK_STATE_INPUT_REQUIRED",
+    AgentState.PAUSED: "TASK_STATE_INPUT_REQUIRED",
+    AgentState.FINISHED: "TASK_STATE_COMPLETED",
+    AgentState.REJECTED: "TASK_STATE_REJECTED",
+    AgentState.ERROR: "TASK_STATE_FAILED",
+    AgentState.STOPPED: "TASK_STATE_CANCELED",
+}
+
 
 SETTLED = "conversation.settled"
 WAITING = "conversation.waiting"
@@ -169,3 +186,12 @@ def delivery_of(hook: Webhook, conversation_id: str, event: Event, about: Mappin
         body=body,
         planned=now,
     )
+
+
+def push_body(conversation_id: str, event: AgentStateChangedObservation) -> str:
+    """Return a change of state in the form that A2A's clients read."""
+    status: dict[str, object] = {"state": A2A_STATES[event.agent_state]}
+    if event.timestamp is not None:
+        status["timestamp"] = event.timestamp.isoformat()
+    update = {"taskId": conversation_id, "contextId": conversation_id, "status": status}
+    return json.dumps({"statusUpdate": update}, ensure_ascii=True)
