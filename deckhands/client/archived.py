@@ -5,9 +5,7 @@ Holds: an archived file is untrusted input: it is checked as a whole before any 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from broker.contract import ConversationCreated, DelegateEnded, Event, UploadedSource, WorkspaceSpec
+from broker.contract import ConversationCreated, DelegateEnded, UploadedSource, WorkspaceSpec
 from broker.coordination import StoredFiles
 from broker.limits import LARGEST_USD, Ledger, accounts_of
 from broker.log import EventLog, violations
@@ -47,7 +45,9 @@ async def restore(log: EventLog, archive: Archive | None, conversation_id: str) 
     if wrong or any(isinstance(event, ConversationCreated) for event in events[1:]):
         why = wrong[0] if wrong else "it starts twice"
         raise UsageError(f"The archived log of {conversation_id} cannot be one: {why}.")
-    own_usd, delegates_usd = spending_of(events).spent_usd, _delegates_usd(created, events)
+    own_usd = spending_of(events).spent_usd
+    new = events[created.forked_at :]  # the origin of a fork has paid for the delegates before
+    delegates_usd = sum(event.cost_usd for event in new if isinstance(event, DelegateEnded))
     if not all(0 <= usd <= LARGEST_USD for usd in (own_usd, delegates_usd)):  # also rejects NaN
         raise UsageError(f"The archived log of {conversation_id} cannot be one: its costs are not valid amounts.")
     source = created.workspace.source
@@ -59,12 +59,6 @@ async def restore(log: EventLog, archive: Archive | None, conversation_id: str) 
     await Ledger(store).adopt(accounts, total_usd=own_usd, delegates_usd=delegates_usd)
     await log.adopt(created, events[1:], key=f"restore:{manifest.first_sha256}")
     return True
-
-
-def _delegates_usd(created: ConversationCreated, events: Sequence[Event]) -> float:
-    """Return the cost of a conversation's delegates, without those that a fork inherits from its origin."""
-    new = events[created.forked_at :]
-    return sum(event.cost_usd for event in new if isinstance(event, DelegateEnded))
 
 
 async def lend_upload(
@@ -95,7 +89,8 @@ async def forget(archive: Archive, conversation_id: str) -> bool:
     manifest = await archive.manifest(conversation_id)
     if manifest is None:
         return False
-    found, wanted = {conversation_id}, [(conversation_id, name) for name in manifest.delegates]
+    found = {conversation_id}
+    wanted = [(conversation_id, name) for name in manifest.delegates]
     while wanted and len(found) < MAX_FORGOTTEN:
         parent_id, delegate_id = wanted.pop()
         delegate = await archive.manifest(delegate_id) if is_conversation_id(delegate_id) else None

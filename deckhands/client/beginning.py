@@ -63,7 +63,10 @@ async def begin(
             the directory.
         AdmissionRefused: no conversation may start now; carries the time to retry after.
     """
-    agent, workspace, tenancy, store = spec.agent_spec(), spec.place(), spec.tenancy(), log.store
+    agent = spec.agent_spec()
+    workspace = spec.place()
+    tenancy = spec.tenancy()
+    store = log.store
     attributes = {"gen_ai.conversation.id": conversation_id, "gen_ai.agent.name": agent.name}
     with open_tracing(role).span("submit", spec.traceparent, kind="producer", attributes=attributes) as span:
         agent = chosen_agent(agent, AgentFactoryConfig.from_env(), conversation_id)

@@ -48,7 +48,7 @@ async def _delete(log: EventLog, conversation_id: str, limit_seconds: float, see
             remedy="Cancel it first: `deckhands rm --cancel` does both.",
         )
     await _check_parent(index, conversation_id, events)
-    for delegate_id in dict.fromkeys(_delegates(events)):
+    for delegate_id in dict.fromkeys(event.conversation_id for event in events if isinstance(event, DelegateEnded)):
         with contextlib.suppress(UnknownConversation, CorruptEntry):  # it was deleted before, or names no parent
             first = await log.read(delegate_id, until=1, decode=decode_any)
             if delegate_id not in seen and is_delegate_of(first, conversation_id):
@@ -59,10 +59,6 @@ async def _delete(log: EventLog, conversation_id: str, limit_seconds: float, see
 
 def _rests(row: ConversationRow) -> bool:
     return row.state in set(AgentState) and is_settled(AgentState(row.state))
-
-
-def _delegates(events: list[Event]) -> list[str]:
-    return [event.conversation_id for event in events if isinstance(event, DelegateEnded)]
 
 
 async def _check_parent(index: Conversations, conversation_id: str, events: list[Event]) -> None:

@@ -20,7 +20,8 @@ async def for_each(
         BaseException: the first error of a call or of the source. Calls in flight are cancelled and no more are
             started.
     """
-    source, turn = aiter(items if isinstance(items, AsyncIterable) else _each(items)), asyncio.Lock()
+    source = aiter(items if isinstance(items, AsyncIterable) else _each(items))
+    turn = asyncio.Lock()
 
     async def work() -> None:
         while True:

@@ -115,7 +115,9 @@ class Evaluation:
                 one.failures.append(str(failure))
                 if len(one.failures) > self._plan.retries:
                     return one.row("infra-abandoned", cause=one.failures[-1])
-                one.lost_cost_usd, one.seen, one.judged = round(one.spent_usd, 8), Progress(), Progress()
+                one.lost_cost_usd = round(one.spent_usd, 8)
+                one.seen = Progress()
+                one.judged = Progress()
                 one.phase = "waits"
                 await _back_off(len(one.failures))
 
@@ -125,7 +127,9 @@ class Evaluation:
         Raises:
             Infrastructure: the result says nothing about the agent.
         """
-        one.phase, one.seen, one.judged = "begins", Progress(), Progress()
+        one.phase = "begins"
+        one.seen = Progress()
+        one.judged = Progress()
         async with self._beginning:
             begun_with = await _read(one.attempt.instance.files)
             await self._begin(one, begun_with)
@@ -146,7 +150,9 @@ class Evaluation:
         return await self._scored(one, settled, begun_with)
 
     async def _begin(self, one: UnderWay, begun_with: dict[str, File]) -> None:
-        plan, attempt, instance = self._plan, one.attempt, one.attempt.instance
+        plan = self._plan
+        attempt = one.attempt
+        instance = one.attempt.instance
         try:
             workspace, upload = await _uploaded(begun_with, network=plan.network, image=instance.image)
         except TooLarge as error:
@@ -240,7 +246,8 @@ class Evaluation:
         answered = await self._answered(one, settled)
         if answered is not None and (not self._plan.critic or not answered.counts):
             return answered
-        is_answered, row = answered is not None, answered or self._row(one, "unresolved", settled)
+        is_answered = answered is not None
+        row = answered or self._row(one, "unresolved", settled)
         try:
             return await self._scored_by_files(one, row, settled, begun_with, is_answered=is_answered)
         except TooLarge as error:
@@ -358,7 +365,9 @@ class Evaluation:
             row.outcome, row.cause = "infra-abandoned", row.failures[-1]
             return row
         verdict = verdict_of(judged.outputs, code or judged.state)
-        row.critic_id, row.score, row.verdict = critic_id, verdict.score, verdict.reason
+        row.critic_id = critic_id
+        row.score = verdict.score
+        row.verdict = verdict.reason
         if decides:
             row.outcome = "resolved" if verdict.is_accepted else "unresolved"
             row.evidence = verdict.reason

@@ -140,7 +140,8 @@ def asked_of(text: str, models: Sequence[str], out: Path, scoring: Scoring) -> A
 
 def _require_own_directory(created: ConversationCreated, tenant: str) -> None:
     """Raise UsageError if the origin's directory is bound to another tenant than that of the siblings."""
-    path, owner = created.workspace.path, created.tenancy.tenant if created.tenancy is not None else ""
+    path = created.workspace.path
+    owner = created.tenancy.tenant if created.tenancy is not None else ""
     if path and tenant and tenant != owner:
         raise UsageError(
             f"{created.conversation_id} works in {path}, which conversations of {owner or 'no tenant'} use; those of "

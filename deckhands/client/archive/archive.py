@@ -13,7 +13,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import BinaryIO, TypeVar, cast
 
 from broker.contract import ConversationCreated, DelegateEnded, Event, UploadedSource, codec
 from broker.coordination import StoredFiles
@@ -215,7 +215,7 @@ def _manifest(
     writer: FileWriter, events: Sequence[Event], created: ConversationCreated, store: Store, checkpoint: str
 ) -> Manifest:
     summary = summarize(events)
-    writer.add(SUMMARY, _json(summary.as_json()))
+    writer.add(SUMMARY, json.dumps(summary.as_json(), indent=1).encode())
     return Manifest(
         schema_version=codec.SCHEMA_VERSION,
         conversation_id=created.conversation_id,
@@ -246,7 +246,3 @@ def _whole(found: ArchivedFile, event: Event) -> Event:
         return event
     wire = codec.restore(event.wire(), found.blobs({ref.sha256 for ref in event.blobs.values()}))
     return codec.event_from_wire(wire, event.id)
-
-
-def _json(fields: Any) -> bytes:
-    return json.dumps(fields, indent=1).encode()

@@ -154,7 +154,7 @@ class ArchivedFile:
             raise
         self._infos = self._checked_infos()
         try:
-            self.manifest = Manifest.model_validate_json(self._content(MANIFEST))
+            self.manifest = Manifest.model_validate_json(b"".join(self._raw(MANIFEST)))
         except (ValidationError, RecursionError) as error:
             raise self._corrupt(f"its manifest cannot be used: {_first(error)}") from error
         manifest = self.manifest
@@ -220,7 +220,9 @@ class ArchivedFile:
 
     def _pieces(self, name: str) -> Iterator[bytes]:
         """Yield the content of a member; it is verified only after the last piece."""
-        expected, digest, size = self.manifest.members[name], hashlib.sha256(), 0
+        expected = self.manifest.members[name]
+        digest = hashlib.sha256()
+        size = 0
         for piece in self._raw(name):
             size += len(piece)
             digest.update(piece)
@@ -238,9 +240,6 @@ class ArchivedFile:
         except OSError as error:
             self._check_place(error)
             raise
-
-    def _content(self, name: str) -> bytes:
-        return b"".join(self._raw(name))
 
     def _lines(self) -> Iterator[bytes]:
         rest = b""
@@ -277,7 +276,9 @@ class _Bounded:
 
     def __init__(self, file: Any) -> None:
         self._file = file
-        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+        self.seek = file.seek
+        self.tell = file.tell
+        self.seekable = file.seekable
 
     def read(self, size: int = -1) -> bytes:
         """Read from the file.

@@ -348,7 +348,9 @@ class AsyncConversation(Generic[OutputT]):
             callbacks=self._callbacks,
             conversation_id=fork_id,
         )
-        fork._place, fork._owns_place, fork._is_begun = self._place, False, True  # noqa: SLF001  (of this class)
+        fork._place = self._place  # noqa: SLF001  (of this class)
+        fork._owns_place = False  # noqa: SLF001  (of this class)
+        fork._is_begun = True  # noqa: SLF001  (of this class)
         return fork
 
     async def _see(self, place: Place) -> None:

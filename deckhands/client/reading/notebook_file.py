@@ -125,7 +125,8 @@ def notebooks_in(folder: Path) -> Mapping[Notebook, int]:
     """
     found = {}
     for path in sorted(folder.glob(f"*/*{SUFFIX}")):
-        user, project = path.parent.name.removesuffix(MARK), path.name.removesuffix(SUFFIX)
+        user = path.parent.name.removesuffix(MARK)
+        project = path.name.removesuffix(SUFFIX)
         notes = NotebookFile(folder, MemorySpec(user=user, project=project)).notes
         found[Notebook("", user, project)] = len(notes)
     return found

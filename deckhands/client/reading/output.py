@@ -254,7 +254,8 @@ def table(
             del row[position]
     widths = _widths(cleaned)
     lines = [
-        GAP.join(_padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cleaned
+        GAP.join(cell + " " * (width - width_of(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cleaned
     ]
     return lines if columns is None else [fitted(line, columns) for line in lines]
 
@@ -267,10 +268,6 @@ def _rest(rows: Sequence[Sequence[str]], columns: int) -> int:
 
 def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
     return [max(width_of(cell) for cell in column) for column in zip(*rows, strict=True)]
-
-
-def _padded(cell: str, width: int) -> str:
-    return cell + " " * (width - width_of(cell))
 
 
 def shown(moment: datetime) -> str:

@@ -91,7 +91,9 @@ class Renderer:
 
     def _block(self, paragraph: Paragraph, max_columns: int) -> Iterator[str]:
         """Yield the first and the last lines of a text after its mark; nothing for an empty text."""
-        mark, style, max_lines = paragraph.mark, paragraph.style, paragraph.max_lines
+        mark = paragraph.mark
+        style = paragraph.style
+        max_lines = paragraph.max_lines
         lines = clean(paragraph.text).strip("\n").split("\n")
         if lines == [""]:
             return

@@ -63,12 +63,11 @@ def _causes(facts: Facts) -> list[Link]:
 
 def _away(facts: Facts) -> Link:
     if facts.is_run:
-        text, remedy = (
-            "It belongs to a run that is not in progress.",
-            f"`deckhands run --resume {facts.conversation_id}`",
-        )
+        text = "It belongs to a run that is not in progress."
+        remedy = f"`deckhands run --resume {facts.conversation_id}`"
     else:
-        text, remedy = "It has left the store and rests in the archive.", f"`deckhands restore {facts.conversation_id}`"
+        text = "It has left the store and rests in the archive."
+        remedy = f"`deckhands restore {facts.conversation_id}`"
     return Link(Cause.ARCHIVED, text, facts.history.updated, remedy=remedy)
 
 
@@ -134,7 +133,9 @@ def model_call(facts: Facts) -> list[Link]:
 def quota(facts: Facts) -> list[Link]:
     """Explain a wait for a quota, with the place in its queue."""
     deferral, queue = facts.history.deferral, facts.quota
-    models = queue.models if queue is not None else (deferral.waits_for if deferral else None)
+    models = deferral.waits_for if deferral else None
+    if queue is not None:
+        models = queue.models
     what = f"the quota of {models}" if models else "the quota of its model"
     details: dict[str, object] = {"models": models} if models else {}
     place = "."
@@ -181,7 +182,9 @@ def retry(facts: Facts) -> list[Link]:
 def budget(facts: Facts) -> list[Link]:
     """Explain an exhausted budget."""
     deferral, found = facts.history.deferral, facts.budget
-    name = found.account.name if found is not None else (deferral.waits_for if deferral else None)
+    name = deferral.waits_for if deferral else None
+    if found is not None:
+        name = found.account.name
     left, details = _left(found)
     link = Link(
         Cause.BUDGET,
@@ -410,7 +413,8 @@ def delegates(facts: Facts) -> list[Link]:
     """Explain a wait for delegates, each by its own chain."""
     links = []
     for action_id, action in list(facts.history.delegates.items())[:SHOWN_ACTIONS]:
-        conversation_id, why = delegate_conversation(facts.conversation_id, action_id), facts.delegates.get(action_id)
+        conversation_id = delegate_conversation(facts.conversation_id, action_id)
+        why = facts.delegates.get(action_id)
         state = f", which is {why.state.replace('_', ' ')}" if why is not None else ""
         links.append(
             Link(

@@ -85,7 +85,9 @@ class History:
             case ConversationBegun():
                 self.begun = True
             case AgentStateChangedObservation():
-                self._change(event)
+                self.changed = event
+                if event.agent_state not in (AgentState.RUNNING, AgentState.RATE_LIMITED):
+                    self.deferral = None
             case DelegateEnded():
                 self.delegates.pop(event.delegate_id, None)
             case Observation():
@@ -106,11 +108,6 @@ class History:
                 self.message = event.content
             case Action():
                 self._act(event)
-
-    def _change(self, event: AgentStateChangedObservation) -> None:
-        self.changed = event
-        if event.agent_state not in (AgentState.RUNNING, AgentState.RATE_LIMITED):
-            self.deferral = None
 
     def _answer(self, event: Observation) -> None:
         if isinstance(event, InterruptedObservation):

@@ -102,7 +102,10 @@ class _Moment:
     """One reading of the store."""
 
     def __init__(self, asked: Reasons, row: ConversationRow, history: History, alive: list[Member]) -> None:
-        self._asked, self._store, self._row, self._history = asked, asked.store, row, history
+        self._asked = asked
+        self._store = asked.store
+        self._row = row
+        self._history = history
         self._keys = asked.store.keys(row.conversation_id)
         self._names = self._keys.shard
         self._members = {member.worker_id: member for member in alive}
@@ -206,7 +209,8 @@ class _Moment:
         if member is None:  # it was swept
             return WorkerFact(worker_id, 0.0)
         figures = read_figures(member.about.get(FIELD, ""))
-        held, lag = figures.get("held_conversations", {}).get(""), figures.get("loop_lag_seconds", {}).get("")
+        held = figures.get("held_conversations", {}).get("")
+        lag = figures.get("loop_lag_seconds", {}).get("")
         return WorkerFact(worker_id, member.left_seconds, None if held is None else int(held), lag)
 
     def _wall(self, millis: object) -> datetime | None:

@@ -227,7 +227,7 @@ async def carry_out(
                     await following
                 else:
                     watcher.on_notice("No controller worker is running; the next one stops the conversation.")
-        summary = await _summary(client, conversation_id, tally)
+        summary = tally.summary() if tally.last_event_id else await client.summary(conversation_id)
         return Ending(summary, ExitCode.FINISHED if summary.state == AgentState.FINISHED else code)
     finally:
         for future in (*waiting, *beside):
@@ -274,10 +274,6 @@ def _keep_notes(notebook: NotebookFile, event: Event, watcher: Watcher) -> None:
         notebook.take_in(event)
     except UsageError as error:  # the note is already in the notebook of the run's store, and the run continues
         watcher.on_notice(f"{error.message} A note of this run is lost.")
-
-
-async def _summary(client: Client, conversation_id: str, tally: Tally) -> Summary:
-    return tally.summary() if tally.last_event_id else await client.summary(conversation_id)
 
 
 async def _begin(

@@ -151,7 +151,8 @@ async def submit_and_wait(
 
             async def fill() -> None:
                 submitted = await submit(client, tasks, add, wait=wait)
-                outcome.submitted, outcome.existing = submitted.submitted, submitted.existing
+                outcome.submitted = submitted.submitted
+                outcome.existing = submitted.existing
                 ends.complete()
 
             async def take() -> None:

@@ -82,9 +82,14 @@ class Driver:
             StoreError: the store cannot be used.
             UsageError: an attempt cannot be started here, or a requested setting cannot be applied.
         """
-        self._check()
+        if self.plan.until:
+            Until.parse(self.plan.until, len(self.plan.models))
         self._rounds = dict((await self._steering.read()).rounds)
-        self._fill()
+        for attempt in self._all:
+            row = self._results.rows.get(attempt.key)
+            if row is None or row.round < self._rounds.get(attempt.key, 0):
+                self._pending[attempt.model].append(attempt)
+                self._meter.forget([row] if row is not None else [])
         about = About(tenant=self.plan.tenant, dataset=self.plan.dataset, models=tuple(self.plan.models))
         await self._catalog.begin(self.plan.name, about)
         await self._take_in()
@@ -118,13 +123,6 @@ class Driver:
     @property
     def _has_pending(self) -> bool:
         return any(self._pending.values())
-
-    def _fill(self) -> None:
-        for attempt in self._all:
-            row = self._results.rows.get(attempt.key)
-            if row is None or row.round < self._rounds.get(attempt.key, 0):
-                self._pending[attempt.model].append(attempt)
-                self._meter.forget([row] if row is not None else [])
 
     def _begin(self) -> None:
         """Start attempts up to the limit, of each model in turn."""
@@ -182,7 +180,8 @@ class Driver:
         self._add(rows)
 
     def _left_out(self, attempt: Attempt, outcome: Outcome, cause: str) -> Row:
-        round_, earlier = self._rounds.get(attempt.key, 0), self._results.rows.get(attempt.key)
+        round_ = self._rounds.get(attempt.key, 0)
+        earlier = self._results.rows.get(attempt.key)
         if earlier is not None and earlier.conversation_id:
             return earlier.model_copy(update={"round": round_})
         return unscored(attempt, round_, outcome, cause)
@@ -326,10 +325,6 @@ class Driver:
 
         working = [one.conversation_id for one in self._under_way.values() if one.phase == "works"]
         await for_each(working, one)
-
-    def _check(self) -> None:
-        if self.plan.until:
-            Until.parse(self.plan.until, len(self.plan.models))
 
     def standing(self) -> Standing:
         """Return the current progress."""

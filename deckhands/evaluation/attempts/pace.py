@@ -188,11 +188,13 @@ class ModelPace:
             self.pace.grow(now, under_way)
 
     def _is_slow(self, calls: Calls, under_way: int) -> bool:
-        self._answered, self._seconds = self._answered + calls.answered, self._seconds + calls.seconds
+        self._answered += calls.answered
+        self._seconds += calls.seconds
         self._over += calls.over_seconds
         if self._answered < FEWEST_CALLS:
             return False
-        latency, rate = self._seconds / self._answered, self._answered / max(self._over, 0.001)
+        latency = self._seconds / self._answered
+        rate = self._answered / max(self._over, 0.001)
         self._answered, self._seconds, self._over = 0, 0.0, 0.0
         is_queue = 0.0 < SLOWER * self._best_seconds < latency and rate < MORE_CALLS * self._best_rate
         is_slow = is_queue and under_way > MORE_ATTEMPTS * self._fast_at

@@ -51,7 +51,8 @@ def _figures(rows: Sequence[Row]) -> dict[str, Any]:
     most = min((n for n, _ in counts), default=0)
     passes = {f"pass@{k}": statistics.fmean(pass_at(n, c, k) for n, c in counts) for k in range(1, most + 1)}
     ran = [row for row in rows if row.outcome != "not-run"] or rows
-    conversations, failures = sum(row.conversations for row in rows), sum(len(row.failures) for row in rows)
+    conversations = sum(row.conversations for row in rows)
+    failures = sum(len(row.failures) for row in rows)
     waiting: dict[str, float] = defaultdict(float)
     for row in rows:
         for reason, seconds in row.waiting_seconds.items():

@@ -39,7 +39,9 @@ def times_of(events: Iterable[Event]) -> Times:
     """Return the times of a conversation; reasons with less than a millisecond are left out."""
     working = 0.0
     waiting: dict[str, float] = defaultdict(float)
-    before, reason, is_paused = None, WORKER, False
+    before = None
+    reason = WORKER
+    is_paused = False
     for event in events:
         if event.timestamp is None:
             continue

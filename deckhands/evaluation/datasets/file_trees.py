@@ -147,7 +147,8 @@ def packed(tree: Tree, *, network: bool = True, image: str = "") -> tuple[Worksp
     with gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as tar:
         for name, file in sorted(tree.items()):
             entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(file.content), 0o755 if file.is_executable else 0o644
+            entry.size = len(file.content)
+            entry.mode = 0o755 if file.is_executable else 0o644
             tar.addfile(entry, io.BytesIO(file.content))
     content = raw.getvalue()
     check_size(len(content), "The archive of the files")

@@ -155,11 +155,10 @@ def _turned(text: str, directory: str) -> str:
 def _quoted(value: str, directory: str) -> str:
     """Return a variable's value, quoted for a shell; references to variables expand as in a Dockerfile."""
     turned = _turned(value, directory)
-    return f'"{re.sub(_SPECIAL, _escaped, turned)}"' if "$" in turned else shlex.quote(turned)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return f"\\{found[0]}"
+    if "$" not in turned:
+        return shlex.quote(turned)
+    escaped = re.sub(_SPECIAL, r"\\\g<0>", turned)
+    return f'"{escaped}"'
 
 
 def _solution(

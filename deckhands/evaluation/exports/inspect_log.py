@@ -128,7 +128,7 @@ def _events(turns: Sequence[Turn]) -> list[Fields]:
             reply = turn.reply
             output: Fields = {
                 "model": reply.model,
-                "choices": [{"message": message, "stop_reason": _stop_reason(turn)}],
+                "choices": [{"message": message, "stop_reason": "tool_calls" if turn.calls else "stop"}],
             }
             sent, made = reply.usage.prompt_tokens, reply.usage.completion_tokens
             output["usage"] = {"input_tokens": sent, "output_tokens": made, "total_tokens": sent + made}
@@ -152,10 +152,6 @@ def _events(turns: Sequence[Turn]) -> list[Fields]:
 def _event(kind: str, moments: Sequence[datetime], at: datetime, **fields: Any) -> Fields:
     begun = min(moments, default=at)
     return {"event": kind, "timestamp": time_of(at), "working_start": max(0.0, (at - begun).total_seconds()), **fields}
-
-
-def _stop_reason(turn: Turn) -> str:
-    return "tool_calls" if turn.calls else "stop"
 
 
 def inspect_message(turn: Turn) -> Fields:

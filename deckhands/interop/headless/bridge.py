@@ -162,7 +162,11 @@ class Bridge:
             code, output = HeadlessExit.PATH_DENIED, f"{output}{error.message}\n"
         except DeckhandsError as error:
             code, output = ExitCode.ERROR, f"{output}{error.message}\n"
-        reason = "out_of_time" if is_killed else "killed" if code < 0 else REASONS.get(code, "error")
+        reason = REASONS.get(code, "error")
+        if is_killed:
+            reason = "out_of_time"
+        elif code < 0:
+            reason = "killed"
         return RunSummary(code == ExitCode.FINISHED, int(code), seconds, artifacts, reason, output[-TAIL_BYTES:])
 
     @staticmethod

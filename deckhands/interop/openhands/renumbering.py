@@ -100,7 +100,8 @@ class Renumbering:
         for number in self._shown_numbers[hidden]:
             self._hide(number)
         del self._shown_numbers[hidden]
-        first, behind = bisect_left(self._numbers, start), bisect_right(self._numbers, end)
+        first = bisect_left(self._numbers, start)
+        behind = bisect_right(self._numbers, end)
         if first >= behind:
             return []
         return self._ids[self._numbers[first]][0], self._ids[self._numbers[behind - 1]][-1]

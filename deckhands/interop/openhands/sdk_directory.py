@@ -115,7 +115,8 @@ class SdkDirectory:
 
     def left_out(self) -> Counter[str]:
         """Return descriptions of the parts of the state without an equivalent here."""
-        agent, workspace = self._part(self.state, "agent"), self._part(self.state, "workspace")
+        agent = self._part(self.state, "agent")
+        workspace = self._part(self.state, "workspace")
         secrets = self._part(self._part(self.state, "secret_registry"), "secret_sources")
         place = str(workspace.get("kind", "LocalWorkspace"))[:40]
         return Counter(

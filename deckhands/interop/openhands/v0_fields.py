@@ -113,4 +113,6 @@ def _number(value: Any) -> int | None:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else "" if value is None else str(value)
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else str(value)

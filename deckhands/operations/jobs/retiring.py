@@ -98,7 +98,9 @@ class _Round:
     now: datetime = field(init=False)
 
     def __post_init__(self) -> None:
-        self.log, self.index, self.now = EventLog(self.store), Conversations(self.store), self.store.clock.now()
+        self.log = EventLog(self.store)
+        self.index = Conversations(self.store)
+        self.now = self.store.clock.now()
 
     async def go(self) -> None:
         """Examine every conversation that is old enough for any rule, the oldest first."""

@@ -118,7 +118,9 @@ def book_of(services: JobServices) -> WebhookBook:
 
 async def _plan_shard(services: JobServices, book: WebhookBook, hooks: list[Webhook], names: ShardKeys) -> int:
     """Plan the deliveries for conversations of a shard, and return how many had news."""
-    free, cursor, looked_at = asyncio.Semaphore(PLANNED_AT_ONCE), b"0", 0
+    free = asyncio.Semaphore(PLANNED_AT_ONCE)
+    cursor = b"0"
+    looked_at = 0
     store = services.store
 
     async def look(conversation_id: str, first: int) -> None:

@@ -89,7 +89,9 @@ async def _look_safely(client: Client, book: ScheduleBook, name: str, now: datet
 
 async def _look(client: Client, book: ScheduleBook, entry: Entry, now: datetime) -> None:
     """Queue a due tick, then start the first queued one if the overlap policy allows it."""
-    schedule, standing, due = entry.schedule, entry.standing, entry.due
+    schedule = entry.schedule
+    standing = entry.standing
+    due = entry.due
     if due is not None and due <= now and standing.last_tick != due and await _has_begun(client, schedule.name, due):
         # Started by a worker that died before it could record this.
         begun = {"last_tick": due, "conversation_id": conversation_of(schedule.name, due), "begun": standing.begun + 1}

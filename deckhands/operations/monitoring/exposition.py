@@ -31,7 +31,7 @@ from broker.tools import ToolOffers
 from deckhands.operations.monitoring import families
 from deckhands.operations.monitoring.census import Census
 from deckhands.operations.monitoring.families import FAMILIES, MAX_LABEL_VALUES, OF_WORKERS, OTHER, Family
-from deckhands.operations.monitoring.queues import CeleryWaits, Depth, depths
+from deckhands.operations.monitoring.queues import CeleryWaits, depths
 from deckhands.operations.monitoring.workers import Worker, workers
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -162,7 +162,10 @@ class Exposition:
         routes = {"pool:bash", *(f"pool:{offer.pool}" for offer in offers if offer.pool)}
         routes = routes.union(*(worker.routes for worker in present))
         for queue, depth in (await depths(self._store, routes, sees_inbox=self._sees_inbox)).items():
-            _add_depth(found, queue, depth)
+            entries = found.setdefault(families.QUEUE_ENTRIES, {})
+            for standing in ("waiting", "in_line", "held"):
+                entries[queue, standing] = getattr(depth, standing)
+            found.setdefault(families.QUEUE_AGE, {})[queue,] = depth.oldest_seconds
 
     async def _of_conversations(self, found: Samples) -> None:
         count = await self._census.count()
@@ -186,13 +189,6 @@ class Exposition:
                 for key, length in zip(keys[lists], waiting, strict=True)
             ]
             found.setdefault(families.QUEUE_AGE, {})[name,] = max(ages)
-
-
-def _add_depth(found: Samples, queue: str, depth: Depth) -> None:
-    entries = found.setdefault(families.QUEUE_ENTRIES, {})
-    for standing in ("waiting", "in_line", "held"):
-        entries[queue, standing] = getattr(depth, standing)
-    found.setdefault(families.QUEUE_AGE, {})[queue,] = depth.oldest_seconds
 
 
 def add_figures(found: Samples, present: list[Worker]) -> None:

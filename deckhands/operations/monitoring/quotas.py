@@ -94,7 +94,8 @@ async def _standing(store: Store, models: str) -> QuotaStanding:
 
 def _key(name: str, published: str, level: Mapping[str, Any], now: float) -> KeyStanding:
     limits = {what: number(value) for what, value in _LIMIT.findall(published)}
-    at, blocked = number(level.get("at")) / 1000 or now, number(level.get("blocked")) / 1000
+    at = number(level.get("at")) / 1000 or now
+    blocked = number(level.get("blocked")) / 1000
     share = min(1.0, number(level.get("factor", 1)))
     in_flight = int(number(level.get("in_flight")))
     found = [

@@ -126,7 +126,9 @@ class Due:
 def due_of(schedule: Schedule, first: datetime, now: datetime) -> Due:
     """Return the ticks that are due now, counted from `first`, the first unprocessed tick."""
     latest: datetime | None = None
-    number, after, zone = 0, first, ZoneInfo(schedule.zone)
+    number = 0
+    after = first
+    zone = ZoneInfo(schedule.zone)
     for found in islice(CronSim(schedule.cron, (first - MINUTE).astimezone(zone)), MAX_MISSED):
         after = found.astimezone(UTC)
         if after > now:

@@ -242,7 +242,8 @@ class WebhookBook:
 
     async def deliveries(self, webhook_id: str, *, limit: int) -> list[Delivery]:
         """Return the latest readable deliveries of a webhook, newest first."""
-        order, sent = self._names.webhook(webhook_id, "order"), self._names.webhook(webhook_id, "sent")
+        order = self._names.webhook(webhook_id, "order")
+        sent = self._names.webhook(webhook_id, "sent")
         names = await self._store.call("ZREVRANGE", order, 0, limit - 1)
         if not names:
             return []
