@@ -1,4 +1,3 @@
-from .appending import append as append
 from .archive.archive import Archive as Archive, delegates_in as delegates_in
 from .archive.catalog import ArchivedConversation as ArchivedConversation, described as described
 from .archive.errors import ArchiveConflict as ArchiveConflict, ArchiveUnavailable as ArchiveUnavailable
@@ -9,7 +8,6 @@ from .archived import lend_upload as lend_upload
 from .beginning import begin as begin
 from .changing import Change as Change
 from .client import Client as Client
-from .confirmations import answer_to as answer_to, asked_about as asked_about
 from .connecting import RunIsOver as RunIsOver, cluster_client as cluster_client
 from .connecting import conversation_client as conversation_client, on_cluster as on_cluster
 from .connecting import on_conversation as on_conversation, read_events as read_events, read_pages as read_pages
@@ -55,6 +53,7 @@ from .runs.headless import run_privately as run_privately
 from .runs.private_cluster import private_cluster as private_cluster
 from .runs.records import RunFolder as RunFolder
 from .secret_keeping import keep_secrets as keep_secrets
+from .steering import answer_to as answer_to, append as append, asked_about as asked_about
 from .task_files.results_file import result_of as result_of
 from .task_files.submission import Outcome as Outcome, Waiting as Waiting, exit_code_of as exit_code_of
 from .task_files.submission import submit as submit, submit_and_wait as submit_and_wait

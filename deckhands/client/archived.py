@@ -1,13 +1,11 @@
-"""What is done to archived conversations: brought back into the store, lent to a fork, or forgotten.
+"""Operations on archived conversations: restore one into the store, lend its upload to a fork, or delete its files.
 
-Holds: an archived file is input like any other: it is checked whole before anything of it is written to the store.
+Holds: an archived file is untrusted input: it is checked as a whole before any part of it is written to the store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from broker.contract import ConversationCreated, DelegateEnded, Event, UploadedSource, WorkspaceSpec
+from broker.contract import ConversationCreated, DelegateEnded, UploadedSource, WorkspaceSpec
 from broker.coordination import StoredFiles
 from broker.limits import LARGEST_USD, Ledger, accounts_of
 from broker.log import EventLog, violations
@@ -23,7 +21,7 @@ MAX_FORGOTTEN = 10_000
 
 
 async def restore(log: EventLog, archive: Archive | None, conversation_id: str) -> bool:
-    """Bring a conversation back; see `Client.restore`."""
+    """Restore a conversation into the store; see `Client.restore`."""
     store = log.store
     meta = store.keys(conversation_id).meta
     last_id, deleted = await store.call("HMGET", meta, "last_id", "deleted")
@@ -42,13 +40,15 @@ async def restore(log: EventLog, archive: Archive | None, conversation_id: str) 
     events = await archive.checked(conversation_id)
     created = events[0]
     if not isinstance(created, ConversationCreated) or created.conversation_id != conversation_id:
-        raise UsageError(f"The archived log of {conversation_id} does not begin with that conversation.")
+        raise UsageError(f"The archived log of {conversation_id} does not start with that conversation.")
     wrong = violations(events, conversation_id=conversation_id, is_over=False)
     if wrong or any(isinstance(event, ConversationCreated) for event in events[1:]):
-        why = wrong[0] if wrong else "it begins twice"
+        why = wrong[0] if wrong else "it starts twice"
         raise UsageError(f"The archived log of {conversation_id} cannot be one: {why}.")
-    own_usd, delegates_usd = spending_of(events).spent_usd, _delegates_usd(created, events)
-    if not all(0 <= usd <= LARGEST_USD for usd in (own_usd, delegates_usd)):  # NaN fails too
+    own_usd = spending_of(events).spent_usd
+    new = events[created.forked_at :]  # the origin of a fork has paid for the delegates before
+    delegates_usd = sum(event.cost_usd for event in new if isinstance(event, DelegateEnded))
+    if not all(0 <= usd <= LARGEST_USD for usd in (own_usd, delegates_usd)):  # also rejects NaN
         raise UsageError(f"The archived log of {conversation_id} cannot be one: its costs are not valid amounts.")
     source = created.workspace.source
     if isinstance(source, UploadedSource):
@@ -61,19 +61,13 @@ async def restore(log: EventLog, archive: Archive | None, conversation_id: str) 
     return True
 
 
-def _delegates_usd(created: ConversationCreated, events: Sequence[Event]) -> float:
-    """Return what the delegates of a conversation have cost; those that a fork inherits, its origin has paid for."""
-    new = events[created.forked_at :]
-    return sum(event.cost_usd for event in new if isinstance(event, DelegateEnded))
-
-
 async def lend_upload(
     store: Store, archive: Archive | None, source_id: str, target_id: str, workspace: WorkspaceSpec
 ) -> None:
-    """Let a fork begin with the file that its origin began with, wherever the origin is. Idempotent.
+    """Give a fork the uploaded file that its origin started with, from the store or the archive. Idempotent.
 
     Raises:
-        CorruptEntry: it is neither in the store nor in the archive.
+        CorruptEntry: the file is in neither.
     """
     files, source = StoredFiles(store), workspace.source
     try:
@@ -88,20 +82,22 @@ async def lend_upload(
 
 
 async def forget(archive: Archive, conversation_id: str) -> bool:
-    """Remove the files of a conversation and its delegates; says whether it had one. Idempotent.
+    """Delete the archived files of a conversation and its delegates; return whether it had one. Idempotent.
 
-    A file of another conversation stays, whatever this one says of it.
+    A file that belongs to another conversation is kept, even if this conversation's file names it.
     """
     manifest = await archive.manifest(conversation_id)
     if manifest is None:
         return False
-    found, wanted = {conversation_id}, [(conversation_id, name) for name in manifest.delegates]
+    found = {conversation_id}
+    wanted = [(conversation_id, name) for name in manifest.delegates]
     while wanted and len(found) < MAX_FORGOTTEN:
         parent_id, delegate_id = wanted.pop()
         delegate = await archive.manifest(delegate_id) if is_conversation_id(delegate_id) else None
         if delegate is not None and delegate_id not in found and delegate.parent == parent_id:
             found.add(delegate_id)
             wanted += [(delegate_id, name) for name in delegate.delegates]
-    for doomed in sorted(found, key=lambda name: name == conversation_id):  # its own last: it names the others
+    # its own file last, because it names the others
+    for doomed in sorted(found, key=lambda name: name == conversation_id):
         await archive.remove(doomed)
     return True

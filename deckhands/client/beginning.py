@@ -1,6 +1,6 @@
-"""How a conversation begins: what its agent, workspace and tools need is checked first, and then one append begins it.
+"""Start a conversation: check its agent, workspace and tools, then create it with one append.
 
-Holds: what cannot work here is refused before anything of it is stored, but for its secrets and its file.
+Holds: a conversation that cannot run here is refused before anything is stored, except its secrets and its file.
 """
 
 from __future__ import annotations
@@ -47,21 +47,26 @@ async def begin(
     offers_limit_seconds: float = OFFERS_LIMIT_SECONDS,
     role: str = "client",
 ) -> Appended | Duplicate:
-    """Begin a conversation, in a span. Idempotent under the same id and key, whatever has changed since.
+    """Start a conversation, in a span.
+
+    Idempotent under the same id and key, even if agents or tools have changed since.
 
     Args:
-        log: the one that masks secrets.
+        log: the log that masks secrets.
         upload: the file that the workspace's `UploadedSource` names.
-        awaited: who waits for its end, see `EventLog.create`.
+        awaited: the waiter to notify of its end, see `EventLog.create`.
         offers_limit_seconds: how long a tool may be missing.
-        role: what this process is, for the span.
+        role: the role of this process, for the span.
 
     Raises:
         UsageError: the id is taken, or no running worker knows the agent, offers a model or one of the tools, or takes
             the directory.
-        AdmissionRefused: nothing may begin now; says when to try again.
+        AdmissionRefused: no conversation may start now; carries the time to retry after.
     """
-    agent, workspace, tenancy, store = spec.agent_spec(), spec.place(), spec.tenancy(), log.store
+    agent = spec.agent_spec()
+    workspace = spec.place()
+    tenancy = spec.tenancy()
+    store = log.store
     attributes = {"gen_ai.conversation.id": conversation_id, "gen_ai.agent.name": agent.name}
     with open_tracing(role).span("submit", spec.traceparent, kind="producer", attributes=attributes) as span:
         agent = chosen_agent(agent, AgentFactoryConfig.from_env(), conversation_id)
@@ -77,7 +82,7 @@ async def begin(
             earlier = await begun_before(store, conversation_id, key) if key else None
             if earlier is None:
                 raise
-            return earlier  # it has begun, and what it asked for need not be there any more
+            return earlier  # it exists already, and its agent and tools may be gone by now
         if upload is not None:
             await StoredFiles(store).keep(conversation_id, upload)
         timing = spec.timing()
@@ -100,7 +105,7 @@ async def begin(
 
 
 async def _now(store: Store, conversation_id: str, timing: Timing) -> datetime:
-    """Return what the time is: where a time of day has to be compared with it, by the store and not by this machine."""
+    """Return the store's time if a time of day must be compared, since this machine's clock may differ."""
     if timing.not_before is None and not isinstance(timing.expires, datetime):
         return store.clock.now()
     return await store.now(store.keys(conversation_id).shard)

@@ -1,4 +1,4 @@
-"""What a person wants changed in a conversation, checked before it is an event."""
+"""A requested change to a conversation, validated before it becomes an event."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from deckhands.client.known_agents import require_agent, require_plugins
 from deckhands.client.tasks import inputs
 
 MAX_TEXT_CHARS = 2_000
-"""Of the reason of a change, a rejection or a command, and of who says so."""
+"""The limit for the reason of a change, a rejection or a command, and for its author."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What is to change; None: nothing.
+    """The parts of a conversation to change; None leaves a part as it is.
 
     Attributes:
-        agent: its name, or all of its specification.
+        agent: its name, or its whole specification.
         loop: `sdk` or `legacy`: the agent's counterpart in the other loop continues.
         tools: keys or patterns of tools that tool workers offer, to be added.
-        by: who says so.
-        reason: why.
+        by: the name of the user who makes the change.
+        reason: the reason for the change.
     """
 
     agent: AgentSpec | str | None = None
@@ -46,7 +46,7 @@ class Change:
         return any(part is not None for part in given)
 
     async def event(self, store: Store, *, offers_limit_seconds: float) -> ConversationChanged:
-        """Return the event that says so.
+        """Return the event that records the change.
 
         Args:
             offers_limit_seconds: how long a tool may be missing.
@@ -84,10 +84,10 @@ class Change:
 
 
 def words_in(text: str, name: str) -> str | None:
-    """Return what a person says of their own act; None: nothing.
+    """Return a user's note about their own request, checked; None: there is none.
 
     Raises:
-        UsageError: it is no text, or too long.
+        UsageError: it is not a text, or too long.
     """
     said = inputs.text_in(text, name).strip()
     if len(said) > MAX_TEXT_CHARS:

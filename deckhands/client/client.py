@@ -1,6 +1,6 @@
-"""The client: what people and programs do with the conversations of a store, over asyncio.
+"""The asyncio client for the conversations of a store.
 
-Holds: everything goes through the log. A call whose reply is lost can be repeated under the same idempotency key.
+Holds: every request goes through the log. A call whose reply is lost can be repeated under the same idempotency key.
 Does not: start workers; `cluster` does.
 """
 
@@ -64,9 +64,9 @@ class Client(Steering):
         """Run a command in a workspace beside the agent, which does not see it; see `commands.execute`.
 
         Args:
-            timeout_seconds: after which it is killed, up to an hour.
-            by: who runs it.
-            reason: why; both are in the log.
+            timeout_seconds: the command is killed after this time, at most an hour.
+            by: the name of the user who runs it.
+            reason: the reason; both are written to the log.
             idempotency_key: the same key always means the same command, which runs once.
         """
         return await execute(
@@ -84,16 +84,16 @@ class Client(Steering):
     async def connect(
         cls, url: str | None = None, *, shards: int | None = None, patience_seconds: float | None = 30.0
     ) -> Self:
-        """Connect to a store; see `open_store` for what else is raised.
+        """Connect to a store; `open_store` lists the other errors.
 
         Args:
-            url: `redis://…`, `rediss://…` or `unix://…`. None: the one that DECKHANDS_URL names, or that of the cluster
-                that `deckhands up` runs on this machine.
-            shards: of a store that has never been used; None: DECKHANDS_SHARDS.
-            patience_seconds: how long a call is repeated while the store does not answer; None: for ever.
+            url: `redis://…`, `rediss://…` or `unix://…`. None: DECKHANDS_URL if set, else the cluster that `deckhands
+                up` runs on this machine.
+            shards: the number of shards of a new store; None: DECKHANDS_SHARDS.
+            patience_seconds: how long a call is retried while the store does not answer; None: without limit.
 
         Raises:
-            NoCluster: no URL is given or named, and no cluster is running here.
+            NoCluster: no URL is given or set, and no cluster is running here.
         """
         store = await open_cluster(url, shards=shards, patience_seconds=patience_seconds)
         return cls(store, BrokerSettings.from_env().archive)
@@ -105,7 +105,7 @@ class Client(Steering):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connection; waits under way raise StoreUnavailable."""
+        """Close the connection; pending waits raise StoreUnavailable."""
         await self.watcher.aclose()
         await self.store.aclose()
 
@@ -125,22 +125,22 @@ class Client(Steering):
         """Start a conversation with a task and return its id. Idempotent under the same `idempotency_key`.
 
         Args:
-            task: 1 to 100,000 characters; or everything at once, as a `TaskSpec`.
-            agent: its name, or all of its specification.
+            task: the text, 1 to 100,000 characters; or the whole task as a `TaskSpec`.
+            agent: its name, or its whole specification.
             tools: tools that tool workers offer, for the agent to use: keys, or patterns such as `github/*`.
-            output: the form of the output that the agent must return when it finishes, as a Pydantic model or a JSON
+            output: the schema of the output that the agent must return when it finishes, as a Pydantic model or a JSON
                 Schema. The output is then in `Summary.outputs`. None leaves it to `agent.output`.
             upload: the file that the workspace's `UploadedSource` names.
-            conversation_id: its id. None makes a new one, or takes the one that belongs to `idempotency_key`.
+            conversation_id: its id. None derives it from `idempotency_key`, or makes a new one without a key.
             idempotency_key: the same key always means the same conversation, whatever else is passed; None: that of the
                 `TaskSpec`.
-            role: what this process is, for its span.
+            role: the role of this process, for its span.
             fields: see `TaskFields`; `TaskSpec` describes each.
 
         Raises:
-            UsageError: an argument is of another type or cannot be used, the id is taken, or no running worker knows
+            UsageError: an argument has the wrong type or cannot be used, the id is taken, or no running worker knows
                 the agent, offers one of the tools or takes the directory.
-            AdmissionRefused: nothing may begin now; says why, and when to try again.
+            AdmissionRefused: no conversation may start now; carries the reason and the time to retry after.
         """
         if not isinstance(task, TaskSpec):
             build = partial(inputs.spec_in, task, agent=agent, tools=tools, output=output, upload=upload, **fields)
@@ -167,7 +167,7 @@ class Client(Steering):
         return await self.log.last_id(conversation_id)
 
     async def announce(self, conversation_id: str) -> None:
-        """Announce a reader of replies as they are written; without one, models are not asked for pieces."""
+        """Register a reader of partial replies. Without one, models are not asked to stream."""
         await LiveText(self.store, conversation_id).announce()
 
     def pieces(self, conversation_id: str) -> AsyncGenerator[Piece]:
@@ -175,7 +175,7 @@ class Client(Steering):
         return LiveText(self.store, conversation_id).watch()
 
     async def set_secrets(self, conversation_id: str, secrets: Mapping[str, str]) -> None:
-        """Add secrets, or replace those of the same names; values are in no log."""
+        """Add secrets, or replace those with the same names. Their values are in no log."""
         await keep_secrets(self.secrets, conversation_id, secrets)
 
     async def fork(
@@ -190,19 +190,20 @@ class Client(Steering):
         tenancy: Tenancy | None = None,
         idempotency_key: str | None = None,
     ) -> str:
-        """Start a conversation with the events of another, continue from there, and return its id.
+        """Start a conversation from a copy of another's events, and return its id.
 
-        Idempotent under the same `idempotency_key`. What ran in the origin does not run again; see `forking`.
+        Idempotent under the same `idempotency_key`. Actions that ran in the origin do not run again; see `forking`.
 
         Args:
             at: the last event to copy; None copies all.
             model: another model; the origin's if None.
-            workspace: where to work; the origin's if None. Files are not part of a log, see `forking`.
-            labels: instead of the origin's.
-            tenancy: who it is for; the origin's if None.
+            workspace: the workspace of the fork; the origin's if None. Files are not part of a log, see `forking`.
+            labels: replace the origin's.
+            tenancy: the tenant and user it belongs to; the origin's if None.
 
         Raises:
-            UsageError, AdmissionRefused: no such conversation or event, or see `submit`.
+            UsageError: no such conversation or event, or see `submit`.
+            AdmissionRefused: see `submit`.
         """
         events = Point(conversation_id, at).cut(await self.events(conversation_id, is_whole=True))
         fork_id = inputs.id_in(None, idempotency_key)
@@ -233,17 +234,18 @@ class Client(Steering):
         double_texting: MessagePolicy | None = None,
         idempotency_key: str | None = None,
     ) -> None:
-        """Send a message to the agent, which continues whatever its state. Secrets are masked in the text.
+        """Send a message to the agent, which continues from any state. Secrets are masked in the text.
 
         Args:
             images: see `submit`.
             model: the profile or model to continue with; None keeps the current one.
-            double_texting: what the message does if the agent works; None: what the conversation was submitted with.
+            double_texting: how the message is handled while the agent works; None: as the conversation was submitted
+                with.
 
         Raises:
             UsageError: the text cannot be used, the conversation is unknown or closed.
-            ConversationBusy: the agent works, and messages are rejected meanwhile; nothing was written.
-            SecretsLocked: it has secrets, and no key here decrypts them.
+            ConversationBusy: the agent works and messages are rejected meanwhile; nothing was written.
+            SecretsLocked: the conversation has secrets, and no key here decrypts them.
         """
         check_task(inputs.text_in(text, "text"), name="message")
         policy = inputs.message_policy_in(double_texting)
@@ -254,10 +256,12 @@ class Client(Steering):
         await self._append(conversation_id, events, idempotency_key, log=self._masked, condition=condition)
 
     async def close(self, conversation_id: str) -> None:
-        """Take no more events, end the workspace's processes, and let its files expire. Idempotent.
+        """Close a conversation: refuse further events, end the workspace's processes, and let its files expire.
+
+        Idempotent.
 
         Raises:
-            UsageError: the conversation is unknown, or it is not over: cancel it first.
+            UsageError: the conversation is unknown, or not over: cancel it first.
         """
         if await self.ended_in(conversation_id) is None:
             state = (await self.row(conversation_id)).state
@@ -273,7 +277,7 @@ class Client(Steering):
     async def delete(self, conversation_id: str) -> None:
         """Delete a settled conversation with its delegates, from the store and from the archive.
 
-        Raises what `deleting.delete` does, and `ArchiveUnavailable` if the archive cannot be used.
+        Raises the errors of `deleting.delete`, and `ArchiveUnavailable` if the archive cannot be used.
         """
         try:
             await delete(self.log, conversation_id)
@@ -285,11 +289,11 @@ class Client(Steering):
                 await forget(self.archive, conversation_id)
 
     async def restore(self, conversation_id: str) -> bool:
-        """Bring an archived conversation back into the store; says whether it was not there already. Idempotent.
+        """Restore an archived conversation into the store; return False if it was there already. Idempotent.
 
         Raises:
             UnknownConversation: it is neither in the store nor in the archive.
-            UsageError: it is a delegate, or an event of its log cannot stand where it does.
+            UsageError: it is a delegate, or its log has an event that is not allowed at its position.
             CorruptArchive: its file cannot be used.
         """
         return await restore(self.log, self.archive, conversation_id)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def on_cluster(act: Callable[[Client], Awaitable[T]]) -> T:
-    """Call a function with a client of the cluster and return its result. Raises what `cluster_client` does."""
+    """Call a function with a client of the cluster and return its result. Raises the errors of `cluster_client`."""
 
     async def reach() -> T:
         async with cluster_client(FaceSettings.from_env()) as client:
@@ -32,9 +32,9 @@ def on_cluster(act: Callable[[Client], Awaitable[T]]) -> T:
 
 
 def on_conversation(conversation_id: str, act: Callable[[Client], Awaitable[T]]) -> T:
-    """Call a function with a client of the store that has a conversation, and return its result.
+    """Call a function with a client of the conversation's store, and return its result.
 
-    Raises what `conversation_client` does.
+    Raises the errors of `conversation_client`.
     """
 
     async def reach() -> T:
@@ -45,7 +45,7 @@ def on_conversation(conversation_id: str, act: Callable[[Client], Awaitable[T]])
 
 
 def store_url(settings: FaceSettings) -> str:
-    """Return the store that DECKHANDS_URL names, or that of the cluster running from the home directory.
+    """Return DECKHANDS_URL, or the store of the cluster that runs from the home directory.
 
     Raises:
         UsageError: there is neither.
@@ -61,7 +61,7 @@ def store_url(settings: FaceSettings) -> str:
 
 @asynccontextmanager
 async def cluster_client(settings: FaceSettings) -> AsyncIterator[Client]:
-    """Connect to the cluster that DECKHANDS_URL names, or to the one running from the home directory.
+    """Connect to the cluster at DECKHANDS_URL, or to the one that runs from the home directory.
 
     Raises:
         NoCluster: there is neither.
@@ -73,7 +73,7 @@ async def cluster_client(settings: FaceSettings) -> AsyncIterator[Client]:
 
 @asynccontextmanager
 async def conversation_client(settings: FaceSettings, conversation_id: str) -> AsyncIterator[Client]:
-    """Connect to the store that has a conversation: that of a run in progress, or the cluster's.
+    """Connect to the conversation's store: that of a run in progress, or the cluster's.
 
     Raises:
         IsArchived: it is in the archive.
@@ -109,14 +109,14 @@ class RunIsOver(UnknownConversation):
 
 
 async def read_events(settings: FaceSettings, conversation_id: str, *, is_lenient: bool = False) -> list[Event]:
-    """Return the whole events of a conversation, wherever they are.
+    """Return the events of a conversation with whole texts, from the store, a run or the archive.
 
     Args:
         is_lenient: see `Client.events`.
 
     Raises:
         UnknownConversation: no such conversation.
-        CorruptEntry: an event is damaged; names it.
+        CorruptEntry: an event is damaged; carries its id.
         StoreError: the cluster cannot be reached or used.
     """
     return [event async for page in read_pages(settings, conversation_id, is_lenient=is_lenient) for event in page]
@@ -125,7 +125,7 @@ async def read_events(settings: FaceSettings, conversation_id: str, *, is_lenien
 async def read_pages(
     settings: FaceSettings, conversation_id: str, *, is_lenient: bool = False
 ) -> AsyncGenerator[list[Event], None]:
-    """Yield what `read_events` returns, a thousand at a time; raises the same."""
+    """Yield the events of `read_events` in pages of a thousand; raises the same errors."""
     check_conversation_id(conversation_id)
     home = Home(settings.home)
     folder = RunFolder(home.run_folder(conversation_id))
@@ -155,7 +155,7 @@ async def read_pages(
 
 
 async def read_summary(settings: FaceSettings, conversation_id: str) -> Summary:
-    """Return the summary of a conversation, wherever it is; raises what `read_events` does."""
+    """Return the summary of a conversation from the store, a run or the archive; raises the errors of `read_events`."""
     check_conversation_id(conversation_id)
     home = Home(settings.home)
     folder = RunFolder(home.run_folder(conversation_id))
@@ -165,7 +165,7 @@ async def read_summary(settings: FaceSettings, conversation_id: str) -> Summary:
 
 
 async def read_wait_reason(settings: FaceSettings, conversation_id: str) -> str:
-    """Return what a conversation waits for; empty if it does not wait or is not in progress."""
+    """Return the reason why a conversation waits; empty if it does not wait or is not in progress."""
     try:
         async with conversation_client(settings, conversation_id) as client:
             return (await client.row(conversation_id)).wait_reason

@@ -1,8 +1,9 @@
-"""How a conversation is deleted: only one that is settled or closed, and the delegates that have ended with it.
+"""Delete a conversation, if it is settled or closed, together with its finished delegates.
 
-Holds: a deletion that was interrupted is completed by repeating it. A delegate that its parent still waits for stays.
-So does one that does not say itself whose delegate it is: a fork and an imported log name those of others.
-Does not: ask anybody; `deckhands rm` does.
+Holds: an interrupted deletion is completed by repeating it. A delegate that its parent still waits for is kept.
+A delegate is deleted only if its own log or index names the parent, since forks and imported logs name the delegates
+of other conversations.
+Does not: ask for confirmation; `deckhands rm` does.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from broker.runtime import CorruptEntry, UnknownConversation, UsageError
 
 
 async def delete(log: EventLog, conversation_id: str, *, limit_seconds: float = RELEASE_LIMIT_SECONDS) -> None:
-    """Delete a conversation and its delegates with all of their keys; see `Deletion.delete` for what else is raised.
+    """Delete a conversation and its delegates with all of their keys; `Deletion.delete` lists the other errors.
 
     Raises:
         UsageError: the conversation is unknown or not settled, or it is a delegate that its parent waits for.
@@ -25,30 +26,30 @@ async def delete(log: EventLog, conversation_id: str, *, limit_seconds: float = 
 
 
 def is_delegate_of(events: Sequence[Event], parent_id: str) -> bool:
-    """Say whether a log, or its first event, is of a delegate of this conversation."""
+    """Return whether a log, or its first event, belongs to a delegate of this conversation."""
     created = events[0] if events else None
     parent = created.parent if isinstance(created, ConversationCreated) else None
     return parent is not None and parent.conversation_id == parent_id
 
 
 async def _delete(log: EventLog, conversation_id: str, limit_seconds: float, seen: set[str]) -> None:
-    """Delete a conversation and its delegates, but for those that were `seen`."""
+    """Delete a conversation and its delegates, except those in `seen`."""
     seen.add(conversation_id)
     index = Conversations(log.store)
     row = await index.row(conversation_id)
     try:
         events = await log.read(conversation_id, decode=decode_any)
         may_go = row.is_closed or status_of(events).is_settled
-    except CorruptEntry:  # what it says of itself in the index has to do
+    except CorruptEntry:  # rely on the parent that the index records
         events, may_go = [], row.is_closed or _rests(row)
     if not may_go:
         raise UsageError(
-            f"The conversation {conversation_id} is {row.state}; only one that rests can be deleted.",
+            f"The conversation {conversation_id} is {row.state}; only a settled one can be deleted.",
             remedy="Cancel it first: `deckhands rm --cancel` does both.",
         )
     await _check_parent(index, conversation_id, events)
-    for delegate_id in dict.fromkeys(_delegates(events)):
-        with contextlib.suppress(UnknownConversation, CorruptEntry):  # it was deleted before, or says nothing
+    for delegate_id in dict.fromkeys(event.conversation_id for event in events if isinstance(event, DelegateEnded)):
+        with contextlib.suppress(UnknownConversation, CorruptEntry):  # it was deleted before, or names no parent
             first = await log.read(delegate_id, until=1, decode=decode_any)
             if delegate_id not in seen and is_delegate_of(first, conversation_id):
                 await _delete(log, delegate_id, limit_seconds, seen)
@@ -60,12 +61,8 @@ def _rests(row: ConversationRow) -> bool:
     return row.state in set(AgentState) and is_settled(AgentState(row.state))
 
 
-def _delegates(events: list[Event]) -> list[str]:
-    return [event.conversation_id for event in events if isinstance(event, DelegateEnded)]
-
-
 async def _check_parent(index: Conversations, conversation_id: str, events: list[Event]) -> None:
-    """Refuse a delegate whose parent may still want it."""
+    """Refuse a delegate whose parent may still need it."""
     created = events[0] if events else None
     if not isinstance(created, ConversationCreated) or created.parent is None:
         return

@@ -1,4 +1,4 @@
-"""The errors that only callers of the client meet; `broker.runtime.errors` has the tree that they belong to."""
+"""The client's own errors; `broker.runtime.errors` has the tree that they belong to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class NoCluster(StoreUnavailable):
 
 
 class NotSettled(DeckhandsError, TimeoutError):
-    """A conversation has not settled within the time that its caller wanted to wait."""
+    """A conversation has not settled within the caller's time limit."""
 
     code = "not_settled"
     retryable = True
@@ -41,7 +41,7 @@ class NotStopped(StoreUnavailable):
 
 
 class IsArchived(UnknownConversation):
-    """The conversation is in the archive and not in the store, so it can be read and not be continued."""
+    """The conversation is in the archive and not in the store: it can be read, but not continued."""
 
     code = "archived"
 
@@ -52,7 +52,7 @@ class IsArchived(UnknownConversation):
 
 
 class IsBeingDeleted(DeckhandsError):
-    """The conversation is half deleted; what was begun is completed first."""
+    """The conversation is half deleted; repeat the deletion to complete it."""
 
     code = "being_deleted"
     retryable = True

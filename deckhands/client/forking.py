@@ -1,6 +1,6 @@
-"""A fork: a conversation that starts with the first events of another, which stays as it is.
+"""Fork a conversation: start a new one from the first events of another, which does not change.
 
-Holds: what ran in the origin does not run again in a fork; an action that had no result by then runs in the fork.
+Holds: an action that ran in the origin does not run again in a fork; an action without a result runs in the fork.
 Does not: copy the files of a workspace, which are not part of a log. A fork works in the directory it is given, or tool
 workers restore the last checkpoint.
 """
@@ -31,7 +31,7 @@ class Point:
 
     @classmethod
     def parse(cls, text: str) -> Point:
-        """Read `ID` or `ID@EVENT`.
+        """Parse `ID` or `ID@EVENT`.
 
         Raises:
             UsageError: the text after the @ is not an event id.
@@ -71,10 +71,10 @@ def fork_of(
     """Return the first event of a fork.
 
     Args:
-        events: those of the origin that the fork takes over, the first included.
-        conversation_id: of the fork.
+        events: the origin's events that the fork copies, including the first.
+        conversation_id: the id of the fork.
         model: another model, also for the agent that carries out a plan; the origin's if None.
-        workspace: where to work. None: the directory that was named for the origin, or otherwise a new one.
+        workspace: the workspace of the fork. None: the directory that was named for the origin, or otherwise a new one.
         title: if empty, the origin's with the number of the event.
         labels: the origin's if None.
         tenancy: the origin's if None.
@@ -103,7 +103,7 @@ def fork_of(
 
 
 def copied_events(events: Sequence[Event], *, model: str | None = None) -> list[Event]:
-    """Return the events after the first as the fork has them. A switch of model keeps the model of the fork."""
+    """Return the events after the first, adapted to the fork. A switch of model keeps the fork's model."""
     return list(events[1:]) if model is None else [_with_model(event, model) for event in events[1:]]
 
 

@@ -1,6 +1,6 @@
-"""Which agents there are: here, where the controller workers' code is installed, and on a running cluster.
+"""List the available agents: those installed here with the controller worker's code, and those of a running cluster.
 
-Does not: import an agent; the names of the built-in ones stand in the text of their modules.
+Does not: import an agent; the names of built-in ones are read from the source text of their modules.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from broker.tools import entry_points
 
 ENTRY_POINTS = "deckhands.agents"
 EVERYWHERE = "CodeActAgent"
-"""Known to every controller worker, so nobody has to be asked about it."""
+"""Known to every controller worker, so it needs no check."""
 
 
 def agents_here() -> frozenset[str]:
-    """Return the names of the agents that are installed here; empty: no controller worker is."""
+    """Return the names of the agents that are installed here; empty: no controller worker is installed."""
     found = find_spec("controller_worker.agents")
     places = (found.submodule_search_locations or []) if found is not None else []
     texts = [file.read_text("utf-8") for place in places for file in Path(place).glob("*.py")]
@@ -44,10 +44,10 @@ def agents_here() -> frozenset[str]:
 
 
 def check_command_of(agent: str) -> None:
-    """Refuse `acp:COMMAND` without a command that could be run.
+    """Refuse `acp:COMMAND` without a usable command.
 
     Raises:
-        UsageError: there is none, or it has control characters or too many.
+        UsageError: the command is missing, too long, or has control characters.
     """
     try:
         AgentSpec(name=agent)
@@ -62,7 +62,7 @@ def require_agent_here(agent: AgentSpec) -> None:
     """Refuse an agent that a controller worker of this machine would not know.
 
     Raises:
-        UsageError: there is no such agent; names those that exist.
+        UsageError: there is no such agent; lists those that exist.
     """
     if known := agents_here():
         _require(agent, known)
@@ -72,14 +72,14 @@ async def require_agent(store: Store, agent: AgentSpec) -> None:
     """Refuse an agent that none of the running controller workers knows.
 
     Raises:
-        UsageError: controller workers are running, and none knows it, or has its policy or analyzer; names those that
-            they know.
+        UsageError: controller workers are running, and none knows it, or has its policy or analyzer; lists the known
+            ones.
     """
     await require_plugins(store, agent.confirmation)
     if _asked_for(agent) == {EVERYWHERE}:
         return
     controllers = [m for m in await members(store) if m.role == "controller" and m.left_seconds > 0]
-    if controllers and all("agents" in member.about for member in controllers):  # older ones do not say
+    if controllers and all("agents" in member.about for member in controllers):  # older workers do not report it
         _require(agent, {name for member in controllers for name in member.about["agents"].split(",")})
 
 
@@ -87,14 +87,15 @@ async def require_plugins(store: Store, policy: ConfirmationPolicy | None, *, an
     """Refuse a policy or an analyzer that none of the running controller workers has.
 
     Raises:
-        UsageError: controller workers are running, and none has it; names those that they have.
+        UsageError: controller workers are running, and none has it; lists those that they have.
     """
     wanted = list(policy.plugins) if policy is not None else []
     wanted += [(ANALYZERS, analyzer)] if analyzer is not None and analyzer not in BUILT_IN_ANALYZERS else []
     if not wanted:
         return
     controllers = [m for m in await members(store) if m.role == "controller" and m.left_seconds > 0]
-    if not controllers or not all("plugins" in member.about for member in controllers):  # older ones do not say
+    # older workers do not report it
+    if not controllers or not all("plugins" in member.about for member in controllers):
         return
     known = {name for member in controllers for name in member.about["plugins"].split(",")}
     for group, name in wanted:
@@ -111,22 +112,22 @@ async def require_models(store: Store, named: Iterable[str], tenant: str) -> Non
     """Refuse a model that none of the running controller workers offers to a tenant.
 
     Args:
-        tenant: whose conversation names it; empty: it has none.
+        tenant: the tenant of the conversation; empty: it has none.
 
     Raises:
-        ModelNotOffered: controller workers are running, and none offers it; names those that they offer.
+        ModelNotOffered: controller workers are running, and none offers it; lists the offered ones.
     """
     names = list(named)
     if not names:
         return
     controllers = [m for m in await members(store) if m.role == "controller" and m.left_seconds > 0]
     known = [table for member in controllers if (table := table_of(member)) is not None]
-    if known and len(known) == len(controllers):  # older ones do not say
+    if known and len(known) == len(controllers):  # older workers do not report it
         check_offered(names, tenant, known)
 
 
 def table_of(member: Member) -> ModelTable | None:
-    """Return what a controller worker offers; None if it does not say."""
+    """Return the offers of a controller worker; None if it does not report them."""
     return ModelTable.parse(member.about.get(OFFERED_MODELS, ""))
 
 

@@ -1,4 +1,4 @@
-"""The same for many: a bounded number at once, taken from a source only as fast as they are done."""
+"""Run a function over many items with bounded concurrency. Items are taken from the source as calls finish."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ T = TypeVar("T")
 async def for_each(
     items: AsyncIterable[T] | Iterable[T], act: Callable[[T], Awaitable[object]], *, at_once: int = AT_ONCE
 ) -> None:
-    """Call a function with each item, with at most `at_once` calls under way, and wait until all are done.
+    """Call a function with each item, at most `at_once` calls at a time, and wait until all are done.
 
     Raises:
-        BaseException: the first that a call or the source raises; the calls under way are cancelled, and no more begin.
+        BaseException: the first error of a call or of the source. Calls in flight are cancelled and no more are
+            started.
     """
-    source, turn = aiter(items if isinstance(items, AsyncIterable) else _each(items)), asyncio.Lock()
+    source = aiter(items if isinstance(items, AsyncIterable) else _each(items))
+    turn = asyncio.Lock()
 
     async def work() -> None:
         while True:

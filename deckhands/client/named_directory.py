@@ -1,6 +1,6 @@
-"""Where a conversation is to work, checked before anything is queued: a named directory, and what nodes offer.
+"""Check a task's workspace before it is queued: a named directory, and the offers of nodes.
 
-Does not: protect anything. A tool worker checks again whatever it is given.
+Does not: protect anything. A tool worker repeats every check.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAME_ANOTHER = "Name another with -w."
 
 
 class DirectoryNotTaken(UsageError):
-    """Tool workers are running, but a directory that a workspace names is below none of their roots."""
+    """Tool workers are running, but the directory of a workspace is below none of their roots."""
 
     code = "directory_not_taken"
 
@@ -31,7 +31,7 @@ def own_directory(path: Path, environment: Mapping[str, str]) -> Path:
     """Return the path, without links, of a directory of this machine that an agent can work on.
 
     Args:
-        environment: of the tool worker that is to work there.
+        environment: the environment of the tool worker that will use it.
 
     Raises:
         UsageError: there is no such directory, it cannot be written, or it may not be a workspace.
@@ -44,7 +44,7 @@ def own_directory(path: Path, environment: Mapping[str, str]) -> Path:
         resolved = absolute.resolve()
     except OSError as error:
         raise UsageError(f"The directory {absolute} cannot be used: {error.strerror}.", remedy=NAME_ANOTHER) from error
-    except RuntimeError as error:  # links that lead to each other
+    except RuntimeError as error:  # links that form a cycle
         raise UsageError(f"The directory {absolute} cannot be used: {error}.", remedy=NAME_ANOTHER) from error
     if not is_directory:
         what = "is not a directory" if is_there else "does not exist"
@@ -75,7 +75,7 @@ def refuse_unfit(directory: Path, environment: Mapping[str, str]) -> None:
 
 
 async def until_anybody_serves(store: Store, workspace: WorkspaceSpec) -> None:
-    """Wait until a tool worker of the workspace's pool says what it offers, for a minute at most."""
+    """Wait until a tool worker of the workspace's pool reports its offers, for a minute at most."""
     loop = asyncio.get_running_loop()
     ends = loop.time() + READY_SECONDS
     found = await find_placement(store, workspace)
@@ -88,8 +88,8 @@ async def require_served(store: Store, workspace: WorkspaceSpec) -> None:
     """Refuse a workspace that none of the running tool workers would serve.
 
     Raises:
-        NotServed: tool workers are running, but none offers what the workspace needs; a worker that is still starting
-            has some seconds to come.
+        NotServed: tool workers are running, but none meets the workspace's requirements. A starting
+            worker gets a few seconds.
         DirectoryNotTaken: they are running, but the directory is below none of their workspace roots.
     """
     if not has_needs(workspace):

@@ -1,4 +1,4 @@
-"""What a `Conversation` needs of the place where it runs: the store of a cluster, a private one, or a server.
+"""The client interface that `Conversation` needs, whether it runs on a cluster, in a private store or behind a server.
 
 Holds: `Client` and `RemoteClient` have the same methods, so an object, an example and a test work with both.
 """
@@ -21,7 +21,7 @@ from deckhands.client.transfers.files import WorkspaceFiles
 
 
 class ConversationClient(Protocol):
-    """Conversations, wherever they run. `Client` documents each method."""
+    """A client of conversations, local or remote. `Client` documents each method."""
 
     @property
     def files(self) -> WorkspaceFiles | RemoteFiles:
@@ -63,7 +63,7 @@ class ConversationClient(Protocol):
         ...
 
     async def why(self, conversation_id: str) -> Why:
-        """Return why it is where it is."""
+        """Return the reasons for its current state."""
         ...
 
     async def send_message(
@@ -83,29 +83,29 @@ class ConversationClient(Protocol):
         ...
 
     async def resume(self, conversation_id: str, *, model: str | None = None) -> None:
-        """Continue it."""
+        """Continue a paused, stopped or failed conversation."""
         ...
 
     async def interrupt(self, conversation_id: str) -> None:
-        """Stop what runs now, and pause."""
+        """Stop the current step, and pause."""
         ...
 
     async def confirm(
         self, conversation_id: str, *, action_id: int | None = None, edited: Mapping[str, Any] | None = None
     ) -> None:
-        """Run the action that its agent asks about."""
+        """Run the action that awaits confirmation."""
         ...
 
     async def reject(self, conversation_id: str, *, reason: str = "", action_id: int | None = None) -> None:
-        """Refuse the action that its agent asks about."""
+        """Refuse the action that awaits confirmation."""
         ...
 
     async def cancel(self, conversation_id: str, *, wait_seconds: float | None = None) -> Summary:
-        """Stop it and all that runs in it."""
+        """Stop it and everything that runs in it."""
         ...
 
     async def close(self, conversation_id: str) -> None:
-        """Take no more messages, for good."""
+        """Refuse further messages, permanently."""
         ...
 
     async def execute(
@@ -131,7 +131,7 @@ class ConversationClient(Protocol):
     async def fork(
         self, conversation_id: str, *, at: int | None = None, model: str | None = None, title: str = ""
     ) -> str:
-        """Start a conversation with the events of another, and return its id."""
+        """Start a conversation from a copy of another's events, and return its id."""
         ...
 
     async def aclose(self) -> None:

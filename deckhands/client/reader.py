@@ -1,6 +1,7 @@
-"""What a client reads: conversations of the store, and those in the archive as if they were in the store.
+"""The reading side of the client: conversations of the store, and archived ones as if they were in the store.
 
-Holds: the store goes before the archive; what is being deleted from the store is read from the archive.
+Holds: the store has precedence over the archive; a conversation that is being deleted from the store is read from the
+archive.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Reader:
         self.watcher = Watcher(_Source(self), name_loss)
 
     async def is_archived(self, conversation_id: str) -> bool:
-        """Say whether the archive has a conversation."""
+        """Return whether the archive has a conversation."""
         return self.archive is not None and await self.archive.has(conversation_id)
 
     async def events(
@@ -49,11 +50,11 @@ class Reader:
 
         Args:
             is_whole: return long texts whole; the log itself holds only their head and tail.
-            is_lenient: return what a newer version has written as `UnknownEvent`, for callers that only show it.
+            is_lenient: return events of a newer version as `UnknownEvent`, for callers that only show them.
 
         Raises:
             UnknownConversation: no such conversation.
-            CorruptEntry: an entry is damaged or missing; names the event.
+            CorruptEntry: an entry is damaged or missing; carries the id of the event.
         """
         pages = self.pages(conversation_id, after=after, is_whole=is_whole, is_lenient=is_lenient)
         return [event async for page in pages for event in page]
@@ -61,7 +62,7 @@ class Reader:
     async def pages(
         self, conversation_id: str, *, after: int = 0, is_whole: bool = False, is_lenient: bool = False
     ) -> AsyncGenerator[list[Event], None]:
-        """Yield what `events` returns, a thousand at a time; raises the same."""
+        """Yield the events of `events` in pages of a thousand; raises the same errors."""
         decode = decode_any if is_lenient else codec.decode
         last_id = after
         try:
@@ -83,8 +84,8 @@ class Reader:
     ) -> AsyncGenerator[Event, None]:
         """Yield the events above `after`, then each new one as it is appended.
 
-        Never ends by itself, unless the conversation is archived. Takes what `events` takes and raises what
-        `lost_tails.followed` does.
+        Ends only if the conversation is archived. Takes the arguments of `events` and raises the errors of
+        `lost_tails.followed`.
         """
         decode = decode_any if is_lenient else codec.decode
         try:
@@ -98,19 +99,19 @@ class Reader:
                 yield await self.log.blobs.whole(conversation_id, event) if is_whole else event
 
     async def summary(self, conversation_id: str) -> Summary:
-        """Return the summary of a conversation, with whole texts; raises what `events` does."""
+        """Return the summary of a conversation, with whole texts; raises the errors of `events`."""
         return summarize(await with_words(self, conversation_id, await self.events(conversation_id)))
 
     async def why(self, conversation_id: str, *, shows_workers: bool = True, worker_logs: Path | None = None) -> Why:
-        """Return why a conversation is where it is: the chain from its state to the cause.
+        """Return the chain of reasons for a conversation's state, down to the cause.
 
         Args:
-            shows_workers: name workers and nodes.
+            shows_workers: include the names of workers and nodes.
             worker_logs: the folder with the logs of workers on this machine; a dead letter quotes them.
 
         Raises:
             UnknownConversation: no such conversation.
-            CorruptEntry: an entry is damaged or missing; names the event.
+            CorruptEntry: an entry is damaged or missing; carries the id of the event.
         """
 
         async def read(name: str) -> list[Event]:
@@ -120,11 +121,11 @@ class Reader:
         return await reasons.why(conversation_id)
 
     async def wait_until_settled(self, conversation_id: str, *, timeout_seconds: float | None = None) -> Summary:
-        """Wait until nothing happens any more without input, and return the summary; see `watcher` for the semantics.
+        """Wait until nothing more happens without input, and return the summary; `watcher` defines when that is.
 
         Raises:
-            NotSettled: not settled after `timeout_seconds`; it is a `TimeoutError`, too.
-            UnknownConversation: no such conversation, or no longer.
+            NotSettled: not settled after `timeout_seconds`; it is also a `TimeoutError`.
+            UnknownConversation: no such conversation, or it was deleted meanwhile.
         """
         return (await self.watcher.wait(conversation_id, timeout_seconds=timeout_seconds)).summary
 
@@ -137,11 +138,11 @@ class Reader:
     ) -> AsyncGenerator[ArchivedConversation, None]:
         """Yield the conversations of the archive, the last archived first; none if there is no archive.
 
-        A file that cannot be used is logged and left out. Every file may have to be read: there is no index.
+        A file that cannot be used is logged and left out. There is no index, so every file may have to be read.
 
         Args:
-            labels: only those that have all of these.
-            states: only those in one of these states; empty: any.
+            labels: only conversations that have all of these.
+            states: only conversations in one of these states; empty: any.
 
         Raises:
             ArchiveUnavailable: the archive cannot be used.
@@ -169,7 +170,7 @@ class Reader:
             return (await self.events(conversation_id, is_lenient=True))[-1].id
 
     async def row(self, conversation_id: str) -> ConversationRow:
-        """Return a conversation as a listing shows it.
+        """Return the row of a conversation in a listing.
 
         Raises:
             UnknownConversation: it is not in the store.
@@ -182,7 +183,7 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The conversations of a store, for its watcher."""
+    """The conversations of a store, as a source for its watcher."""
 
     reader: Reader
 
@@ -195,9 +196,9 @@ class _Source:
 
 
 async def with_words(reader: Reader, conversation_id: str, events: Sequence[Event]) -> list[Event]:
-    """Return events with that whole which a summary of them quotes: the log holds only the head and tail.
+    """Return the events, with whole texts where a summary quotes them; the log holds only the head and tail.
 
-    A text that is lost or damaged stays as the log has it.
+    A text that is lost or damaged stays as it is in the log.
     """
     found = list(events)
     for place in words_in(found):

@@ -1,4 +1,4 @@
-"""The way to a running cluster: the one that is named, or the one that `deckhands up` keeps on this machine."""
+"""Find and open a running cluster: the named one, or the one that `deckhands up` runs on this machine."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ async def open_cluster(
     """Open the store of a cluster as a client; see `open_store` for the arguments.
 
     Args:
-        url: None: the one that DECKHANDS_URL names, or that of the cluster running from the home directory.
-        shards: None: as the settings have it.
+        url: None: DECKHANDS_URL, or the cluster that runs from the home directory.
+        shards: None: from the settings.
         settings: None: those of this process.
 
     Raises:
-        NoCluster: no URL is given or named, and no cluster is running here.
+        NoCluster: no URL is given or set, and no cluster is running here.
         StoreError: it cannot be reached or used.
     """
     settings = settings or FaceSettings.from_env()

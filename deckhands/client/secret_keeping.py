@@ -1,7 +1,7 @@
-"""The secrets of conversations in the client: stored before a task is queued, masked in what people write.
+"""The client's access to secrets: stored before a task is queued, masked in text that users write.
 
 Holds: the key is read when it is first needed, so a client whose conversations have no secrets needs none. A key is
-made only when a secret is stored.
+created only when a secret is stored.
 """
 
 from __future__ import annotations

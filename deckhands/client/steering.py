@@ -1,4 +1,4 @@
-"""What people ask of a conversation under way: pause and resume it, answer its questions, change it, stop it.
+"""Control of conversations in progress: pause, resume, confirm, reject, change and cancel.
 
 Holds: every request is an event of the log; the owner of the conversation carries it out.
 """
@@ -14,6 +14,7 @@ from broker.contract import (
     TERMINAL_STATES,
     AgentSpec,
     AgentState,
+    AgentStateChangedObservation,
     ChangeAgentStateAction,
     Event,
     EventSource,
@@ -22,13 +23,11 @@ from broker.contract import (
     OperatorActed,
     named_models,
 )
-from broker.log import WORK, Condition, EventLog, relisted
+from broker.log import WORK, Closed, Condition, Conversations, EventLog, find_latest_event, relisted
 from broker.runtime import UnknownConversation, UsageError
 from broker.store import Store
-from deckhands.client.appending import append
 from deckhands.client.beginning import OFFERS_LIMIT_SECONDS
 from deckhands.client.changing import Change, words_in
-from deckhands.client.confirmations import answer_to
 from deckhands.client.errors import IsArchived, NotSettled, NotStopped
 from deckhands.client.known_agents import require_models
 from deckhands.client.reader import Reader
@@ -39,7 +38,7 @@ from deckhands.client.watcher import Until
 
 
 class Steering(Reader):
-    """What is asked of the conversations of a store."""
+    """Control requests to the conversations of a store."""
 
     def __init__(self, store: Store, archive: str = "") -> None:
         super().__init__(store, archive)
@@ -49,18 +48,18 @@ class Steering(Reader):
         self._act_key: str | None = None
 
     def acting(self, act: OperatorActed, *, key: str | None = None) -> Self:
-        """Return the same client, whose next call writes into the log who acts and why.
+        """Return a copy of the client whose next call records in the log the acting user and the reason.
 
         Args:
-            act: what stands before the events that the call appends.
-            key: the idempotency key of the call, where it takes none itself.
+            act: the record, put before the events that the call appends.
+            key: the idempotency key of the call, for calls without one of their own.
         """
         other = copy.copy(self)
         other._act, other._act_key = act, key  # noqa: SLF001  (its own)
         return other
 
     async def pause(self, conversation_id: str) -> None:
-        """Ask for a pause: what runs is finished, nothing new is started.
+        """Request a pause: running work is finished, and no new step starts.
 
         Raises:
             UsageError: the conversation is unknown, closed or over.
@@ -69,7 +68,7 @@ class Steering(Reader):
         await self._ask_for(conversation_id, AgentState.PAUSED)
 
     async def interrupt(self, conversation_id: str) -> None:
-        """Stop what runs now, and pause: the command is killed, the reply of the model is given up.
+        """Stop the current step, and pause: a running command is killed, a pending model reply is dropped.
 
         Raises:
             UsageError: the conversation is unknown, closed or over.
@@ -79,7 +78,7 @@ class Steering(Reader):
         await self._append(conversation_id, [request], None)
 
     async def resume(self, conversation_id: str, *, model: str | None = None) -> None:
-        """Continue a conversation that was paused, was stopped or has failed, with another `model` if one is named.
+        """Continue a paused, stopped or failed conversation, with another `model` if one is named.
 
         Raises:
             UsageError: the conversation is unknown or closed.
@@ -106,22 +105,22 @@ class Steering(Reader):
     async def confirm(
         self, conversation_id: str, *, action_id: int | None = None, edited: Mapping[str, Any] | None = None
     ) -> None:
-        """Run the action that the agent asks about.
+        """Run the action that awaits confirmation.
 
         Args:
-            action_id: the action that was shown to the person; None means the one asked about now.
+            action_id: the action that was shown to the user; None: the one that is pending now.
             edited: new values for fields of the action, such as `command`.
 
         Raises:
-            UsageError: the agent asks about no action, or about another one.
+            UsageError: no action is pending, or another one is.
         """
         await self._answer(conversation_id, AgentState.USER_CONFIRMED, action_id, edited)
 
     async def reject(self, conversation_id: str, *, reason: str = "", action_id: int | None = None) -> None:
-        """Refuse the action that the agent asks about. Raises what `confirm` does.
+        """Refuse the action that awaits confirmation. Raises the errors of `confirm`.
 
         Args:
-            reason: why, for the agent, which reads it and continues. Without one it waits for a message.
+            reason: a reason for the agent, which reads it and continues. Without one it waits for a message.
         """
         await self._answer(conversation_id, AgentState.USER_REJECTED, action_id, None, words_in(reason, "reason"))
 
@@ -134,14 +133,14 @@ class Steering(Reader):
         seen_id: int | None = None,
         idempotency_key: str | None = None,
     ) -> None:
-        """Change what a conversation is, from its next step on. Secrets are masked in the reason.
+        """Change properties of a conversation from its next step on. Secrets are masked in the reason.
 
         Args:
             model: the profile or model to continue with.
             seen_id: the last event that the caller knows of, `last_event_id` of a summary; None: change it anyway.
 
         Raises:
-            ConversationMoved: more has happened in it since `seen_id`; nothing was changed.
+            ConversationMoved: the log has events after `seen_id`; nothing was changed.
             UsageError: the conversation is unknown or closed, or see `Change.event`.
         """
         agents = (change.agent,) if isinstance(change.agent, AgentSpec) else ()
@@ -158,7 +157,7 @@ class Steering(Reader):
         )
 
     async def cancel(self, conversation_id: str, *, wait_seconds: float | None = None) -> Summary:
-        """Stop a conversation and what runs in it. One that is over is left alone. Idempotent.
+        """Stop a conversation and everything that runs in it. No effect if it is over. Idempotent.
 
         Args:
             wait_seconds: how long to wait until the agent has stopped; None does not wait.
@@ -185,11 +184,11 @@ class Steering(Reader):
         """Refuse to continue a conversation with a model that is not offered to it.
 
         Raises:
-            ModelNotOffered: it, or one that an agent names, is not; names those that are.
+            ModelNotOffered: the model, or one that an agent names, is not offered; lists the offered ones.
         """
         names = [*filter(None, [model]), *named_models(agents)]
         if names:
-            with contextlib.suppress(UnknownConversation):  # which the append says
+            with contextlib.suppress(UnknownConversation):  # reported by the append
                 row = await self.row(conversation_id)
                 await require_models(self.store, names, row.tenant)
 
@@ -197,7 +196,7 @@ class Steering(Reader):
         """Refuse a conversation that is over.
 
         Raises:
-            UsageError: it is.
+            UsageError: it is over.
         """
         if (state := await self.ended_in(conversation_id)) is not None:
             raise UsageError(
@@ -206,7 +205,10 @@ class Steering(Reader):
             )
 
     async def ended_in(self, conversation_id: str) -> AgentState | None:
-        """Return the state in which a conversation is over; None: it is not. Reads the log only where it may be."""
+        """Return the state in which a conversation is over; None: it is not over.
+
+        Reads the log only if the index has such a state.
+        """
         if (await self.row(conversation_id)).state not in TERMINAL_STATES:
             return None
         status = (await self._tally(conversation_id)).status
@@ -241,7 +243,7 @@ class Steering(Reader):
         seen_id: int | None = None,
         fields: Mapping[str, str] | None = None,
     ) -> None:
-        """Append events; pass the `log` that masks secrets for text that a person wrote."""
+        """Append events; pass the `log` that masks secrets for text that a user wrote."""
         if self._act is not None:
             events, key = [self._act, *events], key or self._act_key
             log = self._masked if self._act.reason else log
@@ -256,8 +258,66 @@ class Steering(Reader):
 
 
 def switch_to(model: str | None, *, by: str = "", reason: str = "") -> tuple[Event, ...]:
-    """Return the event that switches to a model; none, if none is named."""
+    """Return the event that switches to a model, in a list; empty if no model is named."""
     if not model:
         return ()
     who, why = words_in(by, "by"), words_in(reason, "reason")
     return (ModelSwitched(model=model, reason=why or "", by=who, source=EventSource.USER),)
+
+
+async def answer_to(
+    store: Store, conversation_id: str, answer: AgentState, action_id: int | None, edited: Mapping[str, Any]
+) -> ChangeAgentStateAction:
+    """Return the event that answers a conversation's pending confirmation.
+
+    Args:
+        action_id: the action that was shown to the user; None: the one that is pending now.
+
+    Raises:
+        UsageError: no action is pending, or another one is.
+    """
+    state, asked_id = await asked_about(store, conversation_id)
+    if state != AgentState.AWAITING_USER_CONFIRMATION or action_id not in (None, asked_id):
+        asked = f"about action {asked_id}" if asked_id else f"nothing: it is {state}"
+        raise UsageError(
+            f"The conversation {conversation_id} asks {asked}.", remedy="`deckhands show` prints its question."
+        )
+    return ChangeAgentStateAction(agent_state=answer, action_id=asked_id, edited=dict(edited), source=EventSource.USER)
+
+
+async def asked_about(store: Store, conversation_id: str) -> tuple[str, int | None]:
+    """Return the agent's state and the action that awaits confirmation; None for the action if there is none.
+
+    Raises:
+        UnknownConversation: no such conversation.
+    """
+    state = (await Conversations(store).row(conversation_id)).state
+    if state != AgentState.AWAITING_USER_CONFIRMATION:
+        return state, None
+    announced = await find_latest_event(store, conversation_id, AgentStateChangedObservation)
+    return (announced.agent_state, announced.action_id) if announced else (state, None)
+
+
+async def append(
+    log: EventLog,
+    conversation_id: str,
+    events: Sequence[Event],
+    *,
+    key: str | None = None,
+    condition: Condition = "",
+    seen_id: int | None = None,
+    fields: Mapping[str, str] | None = None,
+) -> None:
+    """Append events as a producer; `EventLog.append` lists the other errors.
+
+    Args:
+        log: the log that masks secrets, for text that a user wrote.
+        seen_id: the id that the last event must have; None: any.
+        fields: fields of the index to write with the events.
+
+    Raises:
+        UsageError: the conversation is closed.
+    """
+    outcome = await log.append(conversation_id, events, key=key, condition=condition, seen_id=seen_id, fields=fields)
+    if isinstance(outcome, Closed):
+        raise UsageError(f"The conversation {conversation_id} is closed.", remedy="Submit the task as a new one.")

@@ -1,34 +1,34 @@
-"""The watcher: the one place that decides when a conversation has come to its end, and the one way to wait for it.
+"""The watcher: the only place that decides when a conversation has ended, and the only way to wait for it.
 
-A conversation can be continued whatever its state, so an end is a moment: the log says that nothing more follows from
-it, and nothing stands behind it. Callers differ in one point only, see `Until`.
+A conversation can be continued from any state, so an end is a moment: nothing more follows from the log without
+input, and no event waits behind it. Callers choose between three definitions of the end, see `Until`.
 
-| what | `SETTLED` | `RESULT` | `OVER` |
+| state | `SETTLED` | `RESULT` | `OVER` |
 |---|---|---|---|
 | finished, rejected, error, stopped | ends | ends | ends |
 | awaits input or a confirmation | ends | ends | waits |
-| paused | ends | waits: a person holds it and resumes it | waits |
+| paused | ends | waits: a user holds it and resumes it | waits |
 | every other state | waits | waits | waits |
 | a message or a request that the agent has not read | waits | waits | waits |
 | archived | ends, with the archived log | ends | ends |
 
 Holds:
     - Unknown, deleted, or deleted while it is watched: `UnknownConversation`. A log that cannot be read:
-      `CorruptEntry`. Either concerns that conversation alone.
-    - A store that lost the end of a log: a wait continues with the log as it is now, and names the gap in it. A reader
-      of events (`follow`, `Client.tail`) gets `EventsLost` once the gap is named, because it has passed on events that
-      are gone.
-    - A store that is away is waited for as long as its `patience_seconds` say; then every wait raises `StoreError`.
-    - A limit of time raises `NotSettled` and changes nothing.
-    - The log decides. The index only says which log to read: its state is written with the events.
-    - A wait adds no connection and no task. All conversations of a watcher are looked at in turn over the
-      connection of its source, up to `LOOKS_PER_SECOND`. `follow` costs a connection, because it passes on every event.
+      `CorruptEntry`. Either affects that conversation alone.
+    - If the store lost the end of a log, a wait continues with the remaining log and records the gap in it. A reader
+      of events (`follow`, `Client.tail`) gets `EventsLost` once the gap is recorded, because it has passed on events
+      that are gone.
+    - If the store is unreachable, it is retried for its `patience_seconds`; then every wait raises `StoreError`.
+    - A timeout raises `NotSettled` and changes nothing.
+    - The log decides. The index only tells which log to read: its state is written with the events.
+    - A wait adds no connection and no task. All conversations of a watcher are polled in turn over the connection of
+      its source, up to `LOOKS_PER_SECOND`. `follow` costs a connection, because it passes on every event.
 Does not:
     - Report an end twice, or take one back. A message that follows a reported end starts a new wait.
-    - See a loss that happened and was overgrown between two looks.
-    - Report an end at once: a look comes after 0.05 to 2 s (over HTTP 0.5 to 2 s), the more conversations are
-      watched the later.
-    - Name a gap over HTTP; those who read the log from the store do.
+    - Detect a loss if new events have replaced the lost ones between two polls.
+    - Report an end at once: a poll comes after 0.05 to 2 s (over HTTP 0.5 to 2 s), later if more conversations are
+      watched.
+    - Record a gap over HTTP; readers of the store do.
 """
 
 from __future__ import annotations
@@ -58,36 +58,36 @@ from deckhands.client.reading.summary import Summary, Tally
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.05, 2.0
 LOOKS_PER_SECOND = 500
 AT_ONCE = 500
-"""How many conversations one look asks for."""
+"""The number of conversations in one poll."""
 READ_AT_ONCE = 8
 STATES = frozenset(AgentState)
 
 UNREADABLE = (CorruptEntry, StoreRefused, UnknownConversation, UnknownKind)
-"""The errors of one conversation; all others concern every wait."""
+"""The errors of one conversation; all others end every wait."""
 
 
 class Until(Enum):
-    """What counts as the end; see the table above. The value holds the states that can be one."""
+    """The definition of the end; see the table above. The value holds the states that can be an end."""
 
     SETTLED = TERMINAL_STATES | WAITING_FOR_PERSON_STATES
-    """Nothing more happens without input: for people, and for programs that answer."""
+    """Nothing more happens without input: for users, and for programs that answer."""
     RESULT = TERMINAL_STATES | WAITING_FOR_PERSON_STATES - {AgentState.PAUSED}
-    """There is a result: for programs that only want it, such as an evaluation or a task of a queue."""
+    """There is a result: for programs that need only that, such as an evaluation or a task of a queue."""
     OVER = TERMINAL_STATES
-    """The conversation is over, unless a person continues it."""
+    """The conversation is over, unless a user continues it."""
 
     def is_met(self, status: Status) -> bool:
-        """Return whether a log with this status has come to its end."""
+        """Return whether a log with this status has ended."""
         return status.state in self.value and not status.is_unanswered
 
     def may_be_met(self, state: str) -> bool:
-        """Return whether to read the log of a conversation whose state in the index is this one."""
+        """Return whether to read the log of a conversation that has this state in the index."""
         return state in self.value or state not in STATES
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a conversation, with its whole log; what a summary quotes of it is whole, too."""
+    """The end of a conversation, with its whole log; texts that a summary quotes are whole, too."""
 
     conversation_id: str
     summary: Summary
@@ -98,11 +98,11 @@ class Source(Protocol):
     """The conversations of a store, or of a server."""
 
     async def progress(self, conversation_ids: Sequence[str]) -> Sequence[Progress | None]:
-        """Return what the index has of conversations; None: it has nothing, so one is archived or unknown."""
+        """Return the index entries of conversations; None for one without an entry, which is archived or unknown."""
         ...
 
     async def read(self, conversation_id: str) -> Sequence[Event]:
-        """Return the log, from wherever it is; raises UnknownConversation and CorruptEntry."""
+        """Return the log from the store or the archive; raises UnknownConversation and CorruptEntry."""
         ...
 
 
@@ -116,7 +116,7 @@ class _Wait:
 
     Attributes:
         progress: is kept up to date for the caller.
-        judged: the progress of the conversation when its log was read for this wait, and was not at its end.
+        judged: the progress of the conversation when its log was last read for this wait and had not ended.
     """
 
     until: Until
@@ -132,11 +132,11 @@ class _Watched:
 
 
 class Watcher:
-    """Watches the conversations of one source, as many as its callers wait for.
+    """Watches the conversations of one source, for any number of callers.
 
     Args:
-        on_loss: names a gap in a log; None: another reader of the log does.
-        shortest_pause_seconds: between two looks at the same conversation.
+        on_loss: records a gap in a log; None: another reader of the log does.
+        shortest_pause_seconds: between two polls of the same conversation.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Watcher:
 
         Raises:
             NotSettled: it has not ended within `timeout_seconds`.
-            UnknownConversation: there is no such conversation, or no longer.
+            UnknownConversation: there is no such conversation, or it was deleted meanwhile.
             CorruptEntry: its log is damaged.
             StoreError: the store cannot be used.
         """
@@ -190,11 +190,11 @@ class Watcher:
             self._discard(conversation_id, wait)
 
     def ends(self, until: Until = Until.SETTLED) -> Ends:
-        """Return the ends of many conversations, in the order in which they come; a context manager."""
+        """Return the ends of many conversations, in the order in which they end; a context manager."""
         return Ends(self, until)
 
     async def aclose(self) -> None:
-        """Stop watching; waits under way raise StoreUnavailable. Idempotent."""
+        """Stop watching; pending waits raise StoreUnavailable. Idempotent."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
@@ -219,7 +219,7 @@ class Watcher:
             self._has_news.set()  # the run ends
 
     async def _run(self) -> None:
-        """Look at all in turn, and at new ones at once, until none is left."""
+        """Poll all conversations in turn, new ones at once, until none is left."""
         clock, due = asyncio.get_running_loop().time, 0.0
         try:
             while self._watched:
@@ -246,7 +246,7 @@ class Watcher:
                 wait.on_end(error)
 
     async def _look(self, ids: Sequence[str]) -> list[str]:
-        """Note the progress of conversations, and return those whose log may have come to its end."""
+        """Record the progress of conversations, and return those whose log may have ended."""
         found = []
         for conversation_id, progress in zip(ids, await self._source.progress(ids), strict=True):
             watched = self._watched.get(conversation_id)
@@ -268,12 +268,12 @@ class Watcher:
         return found
 
     async def _judge(self, conversation_id: str) -> None:
-        """Read a log, and end the waits for which it has come to its end."""
+        """Read a log, and finish the waits for which it has ended."""
         watched = self._watched.get(conversation_id)
         if watched is None:
             return
         progress = watched.last
-        waits = list(watched.waits)  # one that is added while the log is read may know of later events
+        waits = list(watched.waits)  # a wait that is added while the log is read may know of later events
         found: End | Exception
         tally: Tally | None = None
         try:
@@ -285,7 +285,7 @@ class Watcher:
                 tally = Tally.of(events)
                 found = End(conversation_id, tally.summary(), events)
             else:
-                found = CorruptEntry(f"The log of {conversation_id} does not begin with the conversation.")
+                found = CorruptEntry(f"The log of {conversation_id} does not start with the conversation.")
         for wait in waits:
             if tally is None or progress is None or wait.until.is_met(tally.status):
                 self._discard(conversation_id, wait)
@@ -303,8 +303,8 @@ def _is_to_be_judged(wait: _Wait, progress: Progress) -> bool:
 class Ends:
     """The ends of many conversations. Iterate over it; conversations may be added meanwhile.
 
-    Yields each conversation with its summary, or with the error that says why it cannot be read any more. The iteration
-    ends after `complete`, when none is left, and raises StoreError if the store cannot be used.
+    Yields each conversation with its summary, or with the error that makes it unreadable. The iteration ends after
+    `complete`, when none is left, and raises StoreError if the store cannot be used.
     """
 
     def __init__(self, watcher: Watcher, until: Until) -> None:
@@ -331,13 +331,13 @@ class Ends:
             self._waits[conversation_id] = self._watcher._add(conversation_id, _Wait(self._until, take, None))  # noqa: SLF001
 
     def complete(self) -> None:
-        """Add no more conversations."""
+        """Declare that no more conversations will be added."""
         self._is_complete = True
         self._queue.put_nowait(None)
 
     @property
     def waiting(self) -> int:
-        """How many have not come to their end."""
+        """The number of conversations that have not ended."""
         return len(self._waits)
 
     async def __aiter__(self) -> AsyncIterator[tuple[str, Summary | DeckhandsError]]:
@@ -353,7 +353,7 @@ class Ends:
 
 
 class Followable(Protocol):
-    """What `follow` needs of a client."""
+    """The methods of a client that `follow` needs."""
 
     def tail(self, conversation_id: str, *, after: int = 0, is_whole: bool = False) -> AsyncGenerator[Event, None]:
         """See `Client.tail`."""
@@ -375,11 +375,11 @@ async def follow(
     """Yield each new event of a conversation until its end; ends also when the conversation is archived.
 
     Args:
-        tally: of the events that are known; takes in each new one before it is yielded.
+        tally: the tally of known events; each new event is added before it is yielded.
 
     Raises:
-        EventsLost: an event that was yielded is gone; the gap is named. Follow again with a new tally.
-        UnknownConversation: there is no such conversation, or no longer.
+        EventsLost: an event that was yielded is gone, and the gap is recorded. Follow again with a new tally.
+        UnknownConversation: there is no such conversation, or it was deleted meanwhile.
     """
     if tally.last_event_id and await has_ended(client, conversation_id, tally, until=until):
         return
@@ -395,7 +395,7 @@ async def follow(
 async def has_ended(client: Followable, conversation_id: str, tally: Tally, *, until: Until = Until.SETTLED) -> bool:
     """Return whether a log that was read so far ends there, and has come to its end.
 
-    One that leaves the store meanwhile has.
+    A log that leaves the store meanwhile counts as ended.
     """
     if not until.is_met(tally.status):
         return False

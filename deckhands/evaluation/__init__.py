@@ -1,4 +1,4 @@
-"""Evaluations: a dataset tried by agents on a cluster, scored in fresh workspaces, and reported.
+"""Evaluations: agents attempt a dataset on a cluster; their work is scored in fresh workspaces and reported.
 
 Start with: evaluation.
 """

@@ -1,4 +1,4 @@
-"""Whether an answer is right: the same text after normalization, the same number, or the same list."""
+"""Compare an answer with the expected one: as normalized text, as a number, or as a list."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import suppress
 
 FINAL = re.compile(r"final answer\s*:", re.IGNORECASE)
 _MARKS = "*_` \t\r\n"
-"""What Markdown puts around words."""
+"""Characters that Markdown puts around words."""
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _UNITS = str.maketrans("", "", "$%,")
 _ONE_NUMBER = re.compile(r"[^,]*|\D*\d{1,3}(,\d{3})+(\.\d*)?\D*")
-"""A text whose commas, if it has any, separate thousands."""
+"""A text whose commas, if any, separate thousands."""
 
 
 def answer_in(message: str) -> str:
@@ -23,11 +23,11 @@ def answer_in(message: str) -> str:
 
 
 def is_same(given: str, expected: str) -> bool:
-    """Say whether an answer is the expected one.
+    """Return whether an answer equals the expected one.
 
     If a number is expected, the answer is compared as a number, without unit signs and thousands separators. A list
     separated by commas or semicolons is compared element by element. Other text is compared without case, articles,
-    punctuation and spaces, as far as something is left then.
+    punctuation and spaces, unless nothing is left then.
     """
     if _ONE_NUMBER.fullmatch(expected.strip()) and (number := _number(expected)) is not None:
         return _number(given) == number
@@ -52,6 +52,6 @@ def _plain(text: str) -> str:
 
 
 def _words(text: str) -> str:
-    """Return a text with its articles, and its punctuation if that is all there is."""
+    """Return a text without articles, and without punctuation unless nothing is left then."""
     lowered = "".join(text.lower().split())
     return "".join(char for char in lowered if char not in string.punctuation) or lowered

@@ -1,4 +1,4 @@
-"""Carry out the evaluation of a directory, on the running cluster or a private one; show and record its progress."""
+"""Run the evaluation of a directory, on the running cluster or a private one; show and record its progress."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_ATTEMPTS = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """How a command wants an evaluation carried out; None: as an earlier command said, or the default."""
+    """The tuning options of an evaluation command; None: the value of an earlier command, or the default."""
 
     at_once: int | None
     budget: float | None
@@ -42,7 +42,7 @@ class Tuning:
     redo: tuple[str, ...] = ()
 
     def check(self, models: int, attempts: int = 1) -> None:
-        """Refuse what cannot be used.
+        """Check the options.
 
         Raises:
             UsageError: a number is out of its bounds, or the criterion does not fit.
@@ -56,11 +56,11 @@ class Tuning:
             Until.parse(self.until, models)
 
     def as_wishes(self) -> dict[str, object]:
-        """Return it as `Steering.wish` takes it."""
+        """Return the options as arguments of `Steering.wish`."""
         return {"at_once": self.at_once, "budget_usd": self.budget, "retries": self.retries, "until": self.until}
 
     def as_arguments(self) -> list[str]:
-        """Return it as arguments of `eval attach`."""
+        """Return the options as arguments of `eval attach`."""
         given = {
             "--concurrency": self.at_once,
             "--budget": self.budget,
@@ -85,16 +85,16 @@ def carry_out(
     as_json: bool | None,
     on_finished: Callable[[Path], None],
 ) -> int:
-    """Carry out an evaluation, or the rest of it, and return the exit code.
+    """Run an evaluation, or the rest of it, and return the exit code.
 
     Args:
         as_json: how to print the summary; None: not at all.
-        follows: if another command carries it out, show the progress until that command ends.
+        follows: if another command runs it, show the progress until that command ends.
         on_finished: called with the directory once its summary is written.
 
     Raises:
-        BeingWritten: another command carries it out.
-        UsageError, StoreError: it cannot be carried out.
+        BeingWritten: another command runs it.
+        UsageError, StoreError: it cannot be run.
     """
     plan = plan_of(directory, asked, tuning)
     place, settings = asked.home or asked.name, FaceSettings.from_env()
@@ -188,7 +188,7 @@ async def evaluate_plan(
     on_row: Callable[[Row], None],
     on_standing: Callable[[Standing], None],
 ) -> None:
-    """Carry out a plan on the cluster that the settings lead to. Idempotent."""
+    """Run a plan on the cluster that the settings select. Idempotent."""
     async with _client(settings, place, plan) as client:
         steering = Steering(client.store, plan.name)
         await steering.wish(**tuning.as_wishes())

@@ -1,4 +1,4 @@
-"""An evaluation that another command carries out: started so that it outlives this command, or followed."""
+"""Start an evaluation in a detached process that outlives this command, or follow such a process."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ LAST_LINES = 5
 
 
 def detach(directory: Path, options: Sequence[str], *, environment: Mapping[str, str] | None = None) -> int:
-    """Start a command that carries out the evaluation in a directory, and return its pid.
+    """Start a command that runs the evaluation of a directory, and return its pid.
 
-    It has a session to itself, so it outlives the terminal; it writes to `driver.log` there.
+    It has its own session, so it outlives the terminal; it writes to `driver.log` in the directory.
 
     Args:
-        environment: of the command; None: as here.
+        environment: the environment of the command; None: that of this process.
 
     Raises:
-        UsageError: it has ended at once; says why. One that was killed is no error: it can be started again.
+        UsageError: it ended at once; has the reason. If it was killed, no error is raised: it can be restarted.
     """
     log = directory / LOG
     command = [sys.executable, "-P", "-m", "deckhands", "eval", "attach", str(directory), *options]
@@ -54,12 +54,12 @@ def detach(directory: Path, options: Sequence[str], *, environment: Mapping[str,
         return child.pid
     if code > 0:
         said = log.read_bytes()[begins:].decode(errors="replace").strip().splitlines()[-LAST_LINES:]
-        raise UsageError(f"The evaluation has not begun: {' '.join(said) or f'exit code {code}'}.")
+        raise UsageError(f"The evaluation has not started: {' '.join(said) or f'exit code {code}'}.")
     return child.pid
 
 
 def follow(directory: Path, name: str, place: str) -> None:
-    """Show the progress of an evaluation that another command carries out; return when that command ends."""
+    """Show the progress of an evaluation that another command runs; return when that command ends."""
     asyncio.run(_follow(directory, name, place))
 
 
@@ -75,12 +75,13 @@ async def _follow(directory: Path, name: str, place: str) -> None:
                         if standing is not None:
                             screen.show(standing)
                         await asyncio.sleep(LOOK_SECONDS)
-            except (UsageError, StoreUnavailable, OutcomeUnknown):  # its private store is not up yet, or no more
+            # its private store is not running yet, or has stopped
+            except (UsageError, StoreUnavailable, OutcomeUnknown):
                 await asyncio.sleep(LOOK_SECONDS)
 
 
 def is_driven(directory: Path) -> bool:
-    """Say whether a command on this machine is carrying out the evaluation in a directory."""
+    """Return whether a command on this machine is running the evaluation of a directory."""
     try:
         with Results(directory / RESULTS):
             return False

@@ -1,7 +1,7 @@
 """The directory of an evaluation: the request and the results.
 
 evaluation.json     the request, from which `eval attach` continues
-results.jsonl       a row for each attempt that has ended
+results.jsonl       a row for each finished attempt
 summary.json        the figures, recomputed from the rows
 report.html         the same as a page
 scripts/            the scripts of the scripted model, if it is evaluated
@@ -30,7 +30,7 @@ ASKED, RESULTS, SUMMARY, REPORT, SCRIPTS = (
     *("report.html", "scripts"),
 )
 SIBLINGS = "siblings"
-"""What is shown as the dataset of siblings that nothing but a critic scores."""
+"""The displayed dataset of siblings that only a critic scores."""
 
 
 class Asked(BaseModel):
@@ -67,7 +67,7 @@ class Asked(BaseModel):
     network: bool = True
 
     def instances(self) -> list[Instance]:
-        """Return the instances to evaluate. Raises what `read_dataset` and `selected` do."""
+        """Return the instances to evaluate. Raises the errors of `read_dataset` and `selected`."""
         if not self.dataset:
             name = Point.parse(self.origin).conversation_id
             return [Instance(name, f"Continue {name}.")]
@@ -78,14 +78,14 @@ class Asked(BaseModel):
 
 @lru_cache(maxsize=1)
 def _read(dataset: str, repositories: str | None, _version: object) -> list[Instance]:
-    """Return the instances of a dataset; those of a file that has not changed are not looked for again."""
+    """Return the instances of a dataset; an unchanged file is not parsed again."""
     return read_dataset(dataset, repositories=None if repositories is None else Path(repositories))
 
 
 def ask(directory: Path, asked: Asked) -> Asked:
     """Record a request. If the same request is already recorded, return that one, with its name.
 
-    Of several commands that ask at once, the request of one is recorded.
+    If several commands do this at once, the request of one is recorded.
 
     Raises:
         UsageError: the directory has another evaluation, or cannot be written.
@@ -118,19 +118,19 @@ def asked_in(directory: Path) -> Asked:
         return Asked.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
         raise UsageError(
-            f"{directory} has no evaluation: there is no {path.name}, so nothing has begun.",
-            remedy=f"Name another directory, or begin with `deckhands eval run DATASET --model M --out {directory}`.",
+            f"{directory} has no evaluation: there is no {path.name}, so nothing was started.",
+            remedy=f"Name another directory, or start with `deckhands eval run DATASET --model M --out {directory}`.",
         ) from error
     except (OSError, ValidationError) as error:
         raise UsageError(
             f"{directory} has no evaluation: {path.name} cannot be read.",
             remedy="If it is damaged, remove it, and repeat `deckhands eval run` with the options of that evaluation. "
-            "Its attempts begin again then.",
+            "Its attempts start again then.",
         ) from error
 
 
 def write_scripts(directory: Path, instances: Sequence[Instance]) -> Path:
-    """Write the scripts of the scripted model, and return their directory. Workers may be reading those that are there.
+    """Write the scripts of the scripted model, and return their directory. Workers may be reading existing scripts.
 
     Raises:
         UsageError: an instance comes without a script.
@@ -150,9 +150,9 @@ def write_scripts(directory: Path, instances: Sequence[Instance]) -> Path:
 
 
 def _place(draft: Path, path: Path) -> None:
-    """Give a file its name, unless another command was quicker."""
+    """Rename a draft to its final name, unless another command has created the file."""
     try:
-        path.hardlink_to(draft)  # unlike a renaming, it replaces nothing
+        path.hardlink_to(draft)  # unlike renaming, linking replaces nothing
     except FileExistsError:
         pass
     except OSError:  # this file system has no links
@@ -161,7 +161,7 @@ def _place(draft: Path, path: Path) -> None:
 
 
 def _draft(path: Path, text: str) -> Path:
-    """Write a text into a file beside the one that it is for, so that nobody ever reads half of it."""
+    """Write a text into a temporary file beside its target, so that no process reads a partial file."""
     draft = path.with_name(f".{path.name}.{new_key()}")
     draft.write_text(text, encoding="utf-8")
     return draft

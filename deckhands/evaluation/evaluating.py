@@ -1,4 +1,4 @@
-"""`deckhands.evaluate`: an evaluation from a program, like `deckhands eval run`.
+"""`deckhands.evaluate`: run an evaluation from a program, like `deckhands eval run`.
 
 Holds: the request and the results are in `out`. A second call with the same arguments completes the first.
 """
@@ -66,15 +66,15 @@ async def evaluate_async(
 
     Args:
         dataset: a name as for the command, or rows of our own format; paths in them are relative to `out`.
-        limits: of each attempt; tokens cannot be limited here.
+        limits: the limits of each attempt; tokens cannot be limited here.
         cluster: the URL of a store; None: the running cluster, or a private one.
-        on_row: called with each result as soon as it is written; not for those that were there before.
+        on_row: called with each result as soon as it is written; not for earlier results.
 
     Returns:
-        What `summary.json` has: `{"models": {MODEL: figures}}`.
+        The content of `summary.json`: `{"models": {MODEL: figures}}`.
 
     Raises:
-        UsageError: an argument cannot be used; nothing has begun. Or another program carries out what `out` has.
+        UsageError: an argument cannot be used; nothing was started. Or another program runs the evaluation in `out`.
         StoreError: the cluster cannot be reached; call it again.
     """
     directory = Path(out)

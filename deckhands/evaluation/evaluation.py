@@ -1,9 +1,9 @@
 """An evaluation on a cluster: each attempt is a conversation, and each check another one.
 
-Holds: the id of an attempt's conversation follows from the evaluation's name, so a second call finds attempts that have
-begun. Nothing is begun twice, and the work that workers did between two calls counts. An attempt ends with exactly one
+Holds: the id of an attempt's conversation follows from the evaluation's name, so a second call finds the attempts that
+were started. Nothing is started twice, and workers' progress between two calls counts. An attempt ends with exactly one
 row. Failures of the infrastructure are retried and never scored.
-Does not: hold anything in memory that is not in the store or in the evaluation's directory.
+Does not: keep state in memory that is not in the store or in the evaluation's directory.
 """
 
 from __future__ import annotations
@@ -48,34 +48,34 @@ CHECK_SECONDS = 600.0
 READ_AT_ONCE = 4
 """How many workspaces' files are read at once; each may have 64 MiB."""
 BEGUN_AT_ONCE = 32
-"""How many conversations are submitted at once: only these hold what their submission needs."""
+"""The number of conversations submitted at once, which bounds the memory for submissions."""
 BACK_OFF_SECONDS = 5.0
 LONGEST_BACK_OFF_SECONDS = 120.0
 MAX_EVIDENCE_CHARS = 4_000
 TOO_LARGE = "workspace_too_large"
 """The cause of a row, and the code from a node, when a workspace has more files or bytes than are read."""
 FILES_UNREADABLE = "files_unreadable"
-"""The cause of a row whose instance has files that cannot be read, or too many of them."""
+"""The cause of a row whose instance has unreadable files, or too many of them."""
 
 LOST = "conversation_lost"
 """A conversation was deleted, or its log is damaged."""
 
 LIMITS = {"max_iterations": "iterations", "max_budget": "budget", "max_tokens": "tokens", "max_time": "time"}
-"""The limits, by the code of the error in which a conversation ends that has used one up."""
+"""The limits, by the code of the error in which a conversation ends when it reaches one."""
 AGENTS_FAULT = frozenset({"goal_not_reached", "output_not_valid", "stuck_in_loop", "context_window", "content_policy"})
 """Codes of errors that the agent caused; all others are the infrastructure's."""
 
 
 class Infrastructure(Exception):
-    """A failure of the infrastructure, not of the agent; the code says which."""
+    """A failure of the infrastructure, not of the agent; `code` is its class."""
 
 
 class Unreadable(Exception):
-    """Files of an instance cannot be read; the text says why."""
+    """Files of an instance cannot be read; the text has the reason."""
 
 
 class Evaluation:
-    """Carries out a plan, or the rest of it."""
+    """Runs a plan, or the rest of it."""
 
     def __init__(
         self,
@@ -97,11 +97,11 @@ class Evaluation:
         return self._driver.plan
 
     async def run(self) -> None:
-        """Return when every attempt has its row. Idempotent.
+        """Run until every attempt has its row. Idempotent.
 
         Raises:
             StoreError: the store cannot be used.
-            UsageError: an attempt cannot be begun here.
+            UsageError: an attempt cannot be started here.
         """
         await self._driver.run()
 
@@ -115,17 +115,21 @@ class Evaluation:
                 one.failures.append(str(failure))
                 if len(one.failures) > self._plan.retries:
                     return one.row("infra-abandoned", cause=one.failures[-1])
-                one.lost_cost_usd, one.seen, one.judged = round(one.spent_usd, 8), Progress(), Progress()
+                one.lost_cost_usd = round(one.spent_usd, 8)
+                one.seen = Progress()
+                one.judged = Progress()
                 one.phase = "waits"
                 await _back_off(len(one.failures))
 
     async def _tried(self, one: UnderWay) -> Row:
-        """Begin an attempt, or find the one that has begun; wait for it and score it.
+        """Start an attempt, or find the started one; wait for it and score it.
 
         Raises:
-            Infrastructure: it says nothing about the agent.
+            Infrastructure: the result says nothing about the agent.
         """
-        one.phase, one.seen, one.judged = "begins", Progress(), Progress()
+        one.phase = "begins"
+        one.seen = Progress()
+        one.judged = Progress()
         async with self._beginning:
             begun_with = await _read(one.attempt.instance.files)
             await self._begin(one, begun_with)
@@ -146,7 +150,9 @@ class Evaluation:
         return await self._scored(one, settled, begun_with)
 
     async def _begin(self, one: UnderWay, begun_with: dict[str, File]) -> None:
-        plan, attempt, instance = self._plan, one.attempt, one.attempt.instance
+        plan = self._plan
+        attempt = one.attempt
+        instance = one.attempt.instance
         try:
             workspace, upload = await _uploaded(begun_with, network=plan.network, image=instance.image)
         except TooLarge as error:
@@ -204,7 +210,7 @@ class Evaluation:
         limits: Limits | None = None,
         images: Sequence[str] = (),
     ) -> str:
-        # Files of an instance are no instructions, unless its plan or its set-up says so.
+        # Files of an instance are not agent instructions, unless its plan or its set-up says so.
         agent = agent.model_copy(update={"enable_workspace_skills": agent.enable_workspace_skills})
         while True:
             try:
@@ -224,7 +230,7 @@ class Evaluation:
                 await asyncio.sleep(refused.retry_after_seconds * (0.5 + jitter()))
 
     async def _end(self, conversation_id: str, seen: Progress | None = None) -> End:
-        """Wait for the end of a conversation; one that is paused is held by a person.
+        """Wait for the end of a conversation; a paused one is held by a user and has not ended.
 
         Raises:
             Infrastructure: it cannot be read any more.
@@ -240,7 +246,8 @@ class Evaluation:
         answered = await self._answered(one, settled)
         if answered is not None and (not self._plan.critic or not answered.counts):
             return answered
-        is_answered, row = answered is not None, answered or self._row(one, "unresolved", settled)
+        is_answered = answered is not None
+        row = answered or self._row(one, "unresolved", settled)
         try:
             return await self._scored_by_files(one, row, settled, begun_with, is_answered=is_answered)
         except TooLarge as error:
@@ -264,7 +271,7 @@ class Evaluation:
         return await self._judged(one, row, settled, work.tree, decides=not is_answered and instance.check is None)
 
     async def _answered(self, one: UnderWay, settled: End) -> Row | None:
-        """Score what an agent has said; None: that does not decide."""
+        """Score the agent's final message; None: the message does not decide the score."""
         instance, said = one.attempt.instance, settled.summary.message
         if instance.judge is not None:
             try:
@@ -279,7 +286,7 @@ class Evaluation:
         return self._row(one, outcome, settled, evidence=given)
 
     async def _files_of(self, conversation_id: str, begun_with: dict[str, File]) -> dict[str, File]:
-        """Return the files that an agent has left.
+        """Return the final files of an agent's workspace.
 
         Raises:
             TooLarge: more than any solution needs; the agent caused that, so it is scored.
@@ -306,7 +313,7 @@ class Evaluation:
                 raise TooLarge(error.message) from error
 
     async def _checked(self, instance: Instance, row: Row, tree: dict[str, File]) -> Row:
-        """Run the check in a workspace of these files. Idempotent."""
+        """Run the check in a workspace with these files. Idempotent."""
         assert instance.check is not None
         workspace, upload = await _uploaded(tree, network=False, image=instance.image)
         check = instance.whole_check
@@ -333,7 +340,7 @@ class Evaluation:
         return row
 
     async def _judged(self, one: UnderWay, row: Row, settled: End, tree: Tree, *, decides: bool) -> Row:
-        """Have a critic judge what an attempt has left; maybe it decides. Idempotent."""
+        """Have a critic judge the work of an attempt, which may decide the score. Idempotent."""
         try:
             workspace, upload = await _uploaded(to_judge(tree), network=False)
         except TooLarge as error:
@@ -358,7 +365,9 @@ class Evaluation:
             row.outcome, row.cause = "infra-abandoned", row.failures[-1]
             return row
         verdict = verdict_of(judged.outputs, code or judged.state)
-        row.critic_id, row.score, row.verdict = critic_id, verdict.score, verdict.reason
+        row.critic_id = critic_id
+        row.score = verdict.score
+        row.verdict = verdict.reason
         if decides:
             row.outcome = "resolved" if verdict.is_accepted else "unresolved"
             row.evidence = verdict.reason
@@ -396,7 +405,7 @@ async def _read(read: Callable[[], dict[str, File]]) -> dict[str, File]:
 
 
 async def _uploaded(tree: Tree, **options: Any) -> tuple[WorkspaceSpec, bytes | None]:
-    """Return what `packed` does.
+    """Return the result of `packed`.
 
     Raises:
         TooLarge: the files are more than can be uploaded.

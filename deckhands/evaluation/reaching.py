@@ -1,7 +1,7 @@
 """Reach the store of an evaluation from any process, whether a driver runs or not.
 
 Holds: an evaluation is found by its directory or its name. If it ran on a private cluster, its store is in the home
-directory; a store that is not running is started for as long as it is needed.
+directory; a stopped store is started for as long as it is needed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def named(text: str) -> tuple[str, str]:
     if "/" in text or not is_conversation_id(text):
         raise UsageError(
             f"{text!r} is not an evaluation: it has no {ASKED}.",
-            remedy="Name its directory, or its name; `deckhands eval run` begins one.",
+            remedy="Name its directory, or its name; `deckhands eval run` starts one.",
         )
     return text, text
 
@@ -45,7 +45,7 @@ async def evaluation_client(settings: FaceSettings, name: str) -> AsyncIterator[
     """Connect to the store that an evaluation uses.
 
     Raises:
-        UsageError: it has not begun, so there is none.
+        UsageError: the evaluation has not started, so there is none.
         StoreError: it cannot be reached.
     """
     home = Home(settings.home)
@@ -53,8 +53,8 @@ async def evaluation_client(settings: FaceSettings, name: str) -> AsyncIterator[
     if not folder.is_dir():
         if settings.url is None and home.cluster_url is None:
             raise UsageError(
-                f"The evaluation {name} has not begun: it has no private cluster here, and no cluster is running.",
-                remedy="`deckhands eval attach DIR` begins it. If it uses a cluster, set DECKHANDS_URL to its store.",
+                f"The evaluation {name} has not started: it has no private cluster here, and no cluster is running.",
+                remedy="`deckhands eval attach DIR` starts it. If it uses a cluster, set DECKHANDS_URL to its store.",
             )
         async with cluster_client(settings) as client:
             yield client
@@ -76,13 +76,13 @@ async def evaluation_client(settings: FaceSettings, name: str) -> AsyncIterator[
 
 
 async def in_store(settings: FaceSettings, name: str, act: Callable[[Client], Awaitable[T]]) -> T:
-    """Do something in the store that an evaluation uses, and return what it returns.
+    """Call a function with the store of an evaluation, and return its result.
 
-    A private store ends with the command that carries the evaluation out. If that happens meanwhile, it is done again,
-    in the store that is brought up then.
+    A private store ends with the command that runs the evaluation. If that happens during the call, the store is
+    started again and the call is repeated.
 
     Args:
-        act: has to be idempotent.
+        act: must be idempotent.
 
     Raises:
         UsageError, StoreError: the store cannot be reached.

@@ -1,4 +1,4 @@
-"""`--redo`: finished attempts that begin again."""
+"""`--redo`: repeat finished attempts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_redo(redo: Iterable[str], instances: Iterable[Instance]) -> None:
     """Refuse a word that is neither an outcome nor an instance.
 
     Raises:
-        UsageError: there is one; names it.
+        UsageError: there is such a word; names it.
     """
     known = {*OUTCOMES, *(one.id for one in instances)}
     for what in redo:
@@ -33,7 +33,7 @@ def check_redo(redo: Iterable[str], instances: Iterable[Instance]) -> None:
 
 
 def orders_of(redo: Sequence[str]) -> list[Requeue]:
-    """Return the orders to begin attempts again; an attempt that several orders match begins again once."""
+    """Return the orders to repeat attempts; an attempt that several orders match is repeated once."""
     outcomes = tuple(what for what in redo if what in OUTCOMES)
     instances = tuple(what for what in redo if what not in OUTCOMES)
     orders = [Requeue(outcomes=outcomes)] if outcomes else []

@@ -90,7 +90,7 @@ def _tags(tags: dict[str, dict[str, int]]) -> str:
 
 
 def _failures(rows: Sequence[Row]) -> str:
-    """Return how attempts of a model ended that are not resolved."""
+    """Return the outcomes of a model's unresolved attempts."""
     found = failure_classes_of(rows)
     lines = "".join(
         f"<tr><td>{one.outcome}{escape(f': {one.cause}' if one.cause else '')}<td>{sum(one.attempts.values())}"

@@ -1,8 +1,9 @@
-"""How an attempt is scored: the agent's changes in a fresh workspace, with the hidden files laid over them.
+"""Score an attempt: apply the agent's changes in a fresh workspace, with the hidden files laid over them.
 
-Holds: nothing an agent leaves behind decides its own score. A check runs in another workspace, which has the instance's
-files, the agent's changes that count, and the hidden files, laid over last. Files that change how programs start or
-how tests are found do not count: they are left out and named in the evidence. `check_programs` says how tests run.
+Holds: files that an agent leaves behind cannot decide its own score. A check runs in another workspace, which has the
+instance's files, the agent's changes that count, and the hidden files, laid over last. Files that change how programs
+start or how tests are found do not count: they are left out and named in the evidence. `check_programs` defines how
+tests run.
 Does not: judge whether the work is honest; code that recognises the hidden tests by their behaviour can pass them. A
 check that is a command decides by its exit code, so code under test that ends its process with 0 can pass it.
 """
@@ -37,24 +38,24 @@ NEVER_WORK = frozenset(
         *(".proverc", ".rspec", ".Rprofile", "phpunit.xml", "phpunit.xml.dist", "go.work", "pyvenv.cfg"),
     }
 )
-"""Files by which others than the task's own sources decide what runs."""
+"""Files outside the task's own sources that can decide which code runs."""
 NEVER_NAMED = re.compile(
     r"(jest|vitest|babel|karma|ava|playwright|cypress)\.(config|conf|setup)\.\w+"
     r"|\.(mocharc|babelrc|swcrc|nycrc|c8rc|jestrc|taprc)(\.\w+)?"
 )
 """The same, for programs that read such files in several languages."""
 TEST_MODULES = frozenset({"pytest", "_pytest", "py", "pluggy", "iniconfig", "pygments", "nose", "nose2", "hypothesis"})
-"""Modules of test frameworks for Python: a file of such a name in the workspace would run in their place."""
+"""Modules of Python test frameworks: a file with such a name in the workspace would run in their place."""
 IMPORTABLE = frozenset({".py", ".so", ".pyd"})
 SOURCE_FOLDERS = frozenset({"src", "lib"})
-"""Directories where checks let Python find modules, besides the workspace itself."""
+"""Directories, besides the workspace itself, where Python finds modules in checks."""
 NEVER_BELOW = frozenset(
     {".git", ".hg", ".openhands", ".cargo", "__pycache__", "node_modules", ".venv", "venv", "site-packages"}
 )
 MAX_NAMES, MAX_NAME_CHARS = 1_000, 300
 NEVER_ENDING = (".pth", ".pyc", ".pyo", ".egg-link", "_test.go")
 MAX_TOML_BYTES, MAX_DOTS = 64 * 1024, 100
-"""Of a project file and of each of its lines: the time to read a dotted key grows with the square of its parts."""
+"""Limits of a project file and of each of its lines: parsing a dotted key takes quadratic time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,24 +72,24 @@ class Work:
 
     @property
     def names_left_out(self) -> list[str]:
-        """`left_out` as a row has it: 1,000 names, and how many more there are."""
+        """The form of `left_out` in a row: 1,000 names, and the number of further ones."""
         names = [shown_name(name)[:MAX_NAME_CHARS] for name in self.left_out[:MAX_NAMES]]
         more = len(self.left_out) - len(names)
         return [*names, f"and {more:,} more"] if more else names
 
 
 def may_count(name: str, begun_with: Tree) -> bool:
-    """Say whether a file of an agent's workspace is examined; files below a directory of tools are not."""
+    """Return whether a file of an agent's workspace is examined; files below a directory of tools are not."""
     return name in begun_with or not NEVER_BELOW & set(PurePosixPath(name).parts[:-1])
 
 
 def work_of(begun_with: Tree, found: Tree, hidden: Tree, check: str = "") -> Work:
-    """Return what counts as the agent's work: its changes to the files it began with, and its new files.
+    """Return the agent's work: its changes to the initial files, and its new files.
 
     Args:
         found: the files of its workspace at the end.
-        hidden: what is laid over; a new file below a directory of hidden ones does not count either.
-        check: the command that decides; a new module of a name that it runs by `-m` does not count.
+        hidden: the files to be laid over; a new file below a directory of hidden ones does not count either.
+        check: the deciding command; a new module of a name that it runs by `-m` does not count.
     """
     runs = TEST_MODULES | set(re.findall(r"-m\s*([A-Za-z_]\w*)", check))
     hidden_folders = {path.parts[0] for path in map(PurePosixPath, hidden) if len(path.parts) > 1}
@@ -113,7 +114,7 @@ def work_of(begun_with: Tree, found: Tree, hidden: Tree, check: str = "") -> Wor
 
 
 def _in_the_way(tree: Tree, begun_with: Tree, hidden: Tree) -> list[str]:
-    """Return the agent's files that are where a file that stays needs a directory, or the other way round."""
+    """Return the agent's files that conflict with a remaining file: a file in place of a directory, or the reverse."""
     stay = {name for name in tree if tree[name] == begun_with.get(name)} | set(hidden)
     folders = {str(parent) for name in stay for parent in PurePosixPath(name).parents}
     agents = (name for name in tree if name not in stay)
@@ -129,7 +130,7 @@ def _is_never_work(path: PurePosixPath, begun_with: Tree, runs: AbstractSet[str]
     is_named = path.name in NEVER_WORK or NEVER_NAMED.fullmatch(path.name) is not None
     if is_named or path.name.endswith(NEVER_ENDING) or NEVER_BELOW & set(path.parts[:-1]):
         return True
-    # Python takes a module of the working directory before the standard library's and those that are installed.
+    # Python prefers a module in the working directory to those of the standard library and of installed packages.
     if _is_new_module(path, begun_with, sys.stdlib_module_names | runs, 0):
         return True
     return path.parts[0] in SOURCE_FOLDERS and len(path.parts) > 1 and _is_new_module(path, begun_with, runs, 1)
@@ -149,12 +150,15 @@ def _is_new_module(path: PurePosixPath, begun_with: Tree, names: AbstractSet[str
 
 
 def _sets_pytest(path: PurePosixPath, old: File | None, new: File | None) -> bool:
-    """Say whether a change is to the settings of pytest in a `pyproject.toml`."""
+    """Return whether a change in a `pyproject.toml` affects the settings of pytest."""
     return path.name == "pyproject.toml" and _pytest_settings(old) != _pytest_settings(new)
 
 
 def _pytest_settings(file: File | None) -> object:
-    """Return them; None: there are none. A file that is no TOML, or costs much to read, is one that sets anything."""
+    """Return the settings of pytest; None: there are none.
+
+    Invalid TOML, or one that is slow to parse, is assumed to have settings.
+    """
     if file is None:
         return None
     if len(file.content) > MAX_TOML_BYTES or any(line.count(b".") > MAX_DOTS for line in file.content.splitlines()):

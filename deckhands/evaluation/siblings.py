@@ -1,8 +1,8 @@
 """Siblings: several endings of one conversation from an event in its middle, compared, and the best of them.
 
-Holds: a sibling costs what it has done itself: what it shares with its origin counts for none of them. Among those that
-are right, the best is the one that a critic gave most, then the one that cost least, then the one with fewer steps.
-Does not: choose among siblings of which none is right: then there is no best one.
+Holds: a sibling's cost excludes the events shared with its origin. Among correct siblings, the
+best has the highest score of the critic, then the lowest cost, then the fewest steps.
+Does not: choose if no sibling is correct: then there is no best one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DATASET, BEST = "dataset.jsonl", "best.patch"
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What siblings have of their origin."""
+    """The part of their origin that siblings share."""
 
     iterations: int
     cost_usd: float
@@ -40,7 +40,7 @@ class Shared:
 
     @classmethod
     def of(cls, events: Sequence[Event]) -> Shared:
-        """Take it from the events that they begin with; none: they share nothing."""
+        """Compute it from the events that siblings start with; no events: they share nothing."""
         if not events:
             return cls(0, 0.0, 0, 0, 0)
         found = summarize(events)
@@ -48,7 +48,7 @@ class Shared:
 
 
 async def shared_by(client: Client, point: Point) -> tuple[ConversationCreated, Shared]:
-    """Return how the origin began, and what its siblings have of it.
+    """Return the first event of the origin, and the part that its siblings share.
 
     Raises:
         UnknownConversation, UsageError: there is no such event.
@@ -66,13 +66,13 @@ async def shared_by(client: Client, point: Point) -> tuple[ConversationCreated, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scoring:
-    """How siblings are scored, and for whom.
+    """How siblings are scored, and their tenant.
 
     Attributes:
-        of: the directory of the evaluation that their origin is an attempt of: like that attempt.
+        of: the directory of the evaluation that has the origin as an attempt: they are scored like that attempt.
         check: a command in the workspace of each; `hidden`: files for it.
         critic: a model that judges them; empty: none.
-        tenant: whose they are; empty: that evaluation's, or else the origin's.
+        tenant: their tenant; empty: that evaluation's, or else the origin's.
     """
 
     of: Path | None = None
@@ -99,11 +99,11 @@ class Scoring:
 
 
 def asked_of(text: str, models: Sequence[str], out: Path, scoring: Scoring) -> Asked:
-    """Return what is asked for by siblings of a conversation.
+    """Return the request for siblings of a conversation.
 
     Args:
         text: the conversation, as ID or ID@EVENT.
-        models: of the siblings; empty: the origin's.
+        models: the models of the siblings; empty: the origin's.
 
     Raises:
         UsageError, UnknownConversation: it is not clear how siblings are scored, or there is no such event.
@@ -139,8 +139,9 @@ def asked_of(text: str, models: Sequence[str], out: Path, scoring: Scoring) -> A
 
 
 def _require_own_directory(created: ConversationCreated, tenant: str) -> None:
-    """Raise UsageError if siblings of a tenant may not work where their origin does: it is bound to another one."""
-    path, owner = created.workspace.path, created.tenancy.tenant if created.tenancy is not None else ""
+    """Raise UsageError if the origin's directory is bound to another tenant than that of the siblings."""
+    path = created.workspace.path
+    owner = created.tenancy.tenant if created.tenancy is not None else ""
     if path and tenant and tenant != owner:
         raise UsageError(
             f"{created.conversation_id} works in {path}, which conversations of {owner or 'no tenant'} use; those of "
@@ -150,7 +151,7 @@ def _require_own_directory(created: ConversationCreated, tenant: str) -> None:
 
 
 def _instance_of(point: Point, created: ConversationCreated, asked: Asked, directory: Path) -> str:
-    """Return of which instance of an evaluation a conversation is an attempt."""
+    """Return the instance that a conversation attempts in an evaluation."""
     rows = {row.conversation_id: row.instance for row in read_results(directory / RESULTS)}
     instance = rows.get(point.conversation_id, created.title)
     if instance not in {one.id for one in asked.instances()}:
@@ -177,7 +178,7 @@ def write_dataset(directory: Path, name: str, *, check: str, hidden: Path | None
 
 
 def compared(directory: Path) -> dict[str, Any]:
-    """Return how the siblings in a directory compare, and write the patch of the best one beside them."""
+    """Return the comparison of the siblings in a directory, and write the patch of the best one beside them."""
     every = read_results(directory / RESULTS)
     rows = [row for row in every if row.counts]
     models = sorted({row.model for row in rows})
@@ -206,13 +207,13 @@ def compared(directory: Path) -> dict[str, Any]:
 
 
 def best_of(rows: Sequence[Row]) -> Row | None:
-    """Return the best of some attempts; None: none is right."""
+    """Return the best attempt; None: none is correct."""
     right = [row for row in rows if row.outcome == "resolved"]
     return min(right, key=lambda row: (-(row.score or 0.0), row.cost_usd, row.iterations, row.key), default=None)
 
 
 def fisher(first: str, second: str, resolved: Mapping[str, int], scored: Mapping[str, int]) -> float:
-    """Return the two-sided p-value of Fisher's exact test: how likely such a difference is by chance."""
+    """Return the two-sided p-value of Fisher's exact test: the probability of such a difference by chance."""
     a, b, n, m = resolved[first], resolved[second], scored[first], scored[second]
     right, every = a + b, math.comb(n + m, a + b)
     chances = [math.comb(n, k) * math.comb(m, right - k) / every for k in range(max(0, right - m), min(n, right) + 1)]

@@ -1,6 +1,6 @@
 """The Celery tasks that wait for an evaluation; see `deckhands.ingress.evaluations`.
 
-tasks/ID.json        in the directory of the evaluation: a waiting task, and what Celery keeps of it
+tasks/ID.json        in the directory of the evaluation: a waiting task, with its Celery data
 tasks/ID.over.json   the same once all attempts have ended, or it was given up
 
 Holds: each task has its own file, so no task replaces another. A waiting task is forgotten only after it was completed,
@@ -27,7 +27,7 @@ from deckhands.ingress.task_results import TaskResults, is_temporary
 TASKS = "tasks"
 WAITS, OVER = ".json", ".over.json"
 MAX_OVER = 1_000
-"""How many tasks of one evaluation are kept; the oldest are forgotten."""
+"""The number of tasks kept per evaluation; the oldest are removed."""
 EVALUATE = "deckhands.evaluate"
 MAX_REASON_CHARS = 300
 
@@ -35,13 +35,13 @@ _log = logging.getLogger(__name__)
 
 
 class Asker(BaseModel):
-    """A task that asked.
+    """A task that waits, or has waited, for an evaluation.
 
     Attributes:
         options: its arguments; empty once it is over.
-        failure: why it was given up; empty: it was not.
-        starts: how often the command for its evaluation was started again.
-        started: when the first one was started, in Unix seconds; 0: a version that does not say has begun it.
+        failure: the reason why it was given up; empty: it was not.
+        starts: how often the command for its evaluation was restarted.
+        started: when the first command was started, in Unix seconds; 0: started by a version that does not record it.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -60,7 +60,7 @@ class Asker(BaseModel):
 
     @classmethod
     def over(cls, directory: Path, task_id: str) -> Self | None:
-        """Return a task if it no longer waits; None if it does, or never asked."""
+        """Return a task if it no longer waits; None if it does, or never waited."""
         return cls._read(_path(directory, task_id, OVER))
 
     @classmethod
@@ -75,7 +75,7 @@ class Asker(BaseModel):
         _write(self, _path(directory, self.task_id, WAITS))
 
     def end(self, directory: Path, failure: str) -> None:
-        """Record that it no longer waits; `forget` says that it knows. Idempotent."""
+        """Record that it no longer waits; `forget` records that it has its answer. Idempotent."""
         _forget_oldest(directory)
         ended = self.model_copy(update={"options": {}, "failure": failure})
         _write(ended, _path(directory, self.task_id, OVER))
@@ -94,15 +94,15 @@ def waiting_in(directory: Path) -> Sequence[tuple[Asker, float]]:
         try:
             found.append((Asker.model_validate_json(path.read_bytes()), path.stat().st_mtime))
         except (OSError, ValidationError):
-            continue  # it was answered just now, or cannot be used
+            continue  # just answered, or unusable
     return found
 
 
 def complete_tasks(directory: Path, *, failure: Exception | None = None) -> None:
-    """Complete the tasks that wait for an evaluation which is over. Idempotent.
+    """Complete the tasks that wait for a finished evaluation. Idempotent.
 
     Args:
-        failure: why it is given up instead.
+        failure: the reason for giving it up instead.
 
     Raises:
         OSError, OperationalError, RedisError: the broker is unavailable; the tasks still wait.
@@ -133,7 +133,7 @@ def complete_tasks(directory: Path, *, failure: Exception | None = None) -> None
 
 def _unusable_callback(error: Exception, directory: Path) -> Exception:
     message = (
-        f"The evaluation has ended, but what follows its task cannot be carried out: {type(error).__name__}: "
+        f"The evaluation has ended, but the follow-up of its task failed: {type(error).__name__}: "
         f"{str(error)[:MAX_REASON_CHARS]}. The directory {directory.name} has its results."
     )
     return TaskFailure(message, "unusable_callback", "")
@@ -147,7 +147,7 @@ def _write(asker: Asker, path: Path) -> None:
 
 
 def _path(directory: Path, task_id: str, ending: str) -> Path:
-    """Return the file of a task, whose id is arbitrary text from a producer and cannot name a file."""
+    """Return the file of a task. Its id is arbitrary text from a producer and cannot be used as a file name."""
     return directory / TASKS / f"{hashlib.sha256(task_id.encode(errors='replace')).hexdigest()[:32]}{ending}"
 
 

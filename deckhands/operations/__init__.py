@@ -1,4 +1,4 @@
-"""What keeps a cluster running: jobs, schedules, webhooks, metrics, diagnosis.
+"""Operation of a cluster: jobs, schedules, webhooks, metrics, diagnosis.
 
 Start with: jobs/table.
 """

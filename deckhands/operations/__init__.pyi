@@ -11,9 +11,9 @@ from .monitoring.workers import Worker as Worker, workers as workers
 from .schedules.book import Entry as Entry, ScheduleBook as ScheduleBook, ScheduleCheck as ScheduleCheck
 from .schedules.schedule import CATCH_UP_SECONDS as CATCH_UP_SECONDS, LABEL as LABEL, NAME_PATTERN as NAME_PATTERN
 from .schedules.schedule import Overlap as Overlap, Schedule as Schedule
-from .webhooks.a2a_form import A2A_STATES as A2A_STATES
 from .webhooks.book import UnknownWebhook as UnknownWebhook, WebhookBook as WebhookBook, WebhookCheck as WebhookCheck
 from .webhooks.sending import address_of as address_of, rules_of as rules_of
+from .webhooks.webhook import A2A_STATES as A2A_STATES
 from .webhooks.webhook import MAX_CHOSEN as MAX_CHOSEN, MAX_URL_CHARS as MAX_URL_CHARS, SETTLED as SETTLED
 from .webhooks.webhook import STATE_CHANGED as STATE_CHANGED, Chosen as Chosen, Delivery as Delivery
 from .webhooks.webhook import Webhook as Webhook, checked_choice as checked_choice

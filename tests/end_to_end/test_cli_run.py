@@ -96,7 +96,7 @@ def test_what_a_run_leaves(env, home, workspace, tmp_path):
 
     told_again = deckhands("run", "--resume", cid, "--json", env=env)
     assert (told_again.code, told_again.json) == (0, [summary])
-    assert "This run has settled (finished); say with -t what it should do next." in told_again.err
+    assert "This run has settled (finished); give it a new task with -t." in told_again.err
     other = script(tmp_path / "other.json", {}, {}, finish("Done by another."))
     again = deckhands("run", "--resume", cid, "-t", "Once more.", "--model", other, env=env)
     assert (again.code, again.out.splitlines()[:2]) == (0, [f"The model is now {other}", "You: Once more."])

@@ -291,7 +291,7 @@ def test_what_runs_is_cancelled_and_deleted_with_what_it_runs(home: Path, tmp_pa
     cid = found["conversation_id"]
     asyncio.run(until(lambda: list(home.rglob(f"{cid}/workspace/there")), what="the file"))
     refused = deckhands("rm", cid, env=env)
-    assert (refused.code, "only one that rests can be deleted" in refused.err) == (1, True)
+    assert (refused.code, "only a settled one can be deleted" in refused.err) == (1, True)
     folder = next(path for path in home.rglob(cid) if path.is_dir())
     done = deckhands("rm", "--label", "run=2", "--cancel", "--yes", env=env)
     assert done.code == 0, done

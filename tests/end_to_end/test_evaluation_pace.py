@@ -71,4 +71,4 @@ async def test_concurrency_limit_is_found_by_429s_of_a_server(tmp_path: Path) ->
     assert any(f"429s: they came at {one.found[MODEL]} at once" in one.bound for one in found)
     grown = max(one.limits[MODEL] for one in standings if not one.found)
     assert min(one.limits[MODEL] for one in found) < grown
-    assert last.line.endswith(f"over; {MODEL} hurts at {last.found[MODEL]}")
+    assert last.line.endswith(f"over; {MODEL} overloads at {last.found[MODEL]}")

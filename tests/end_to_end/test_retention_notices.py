@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.integration.command_line import deckhands, environment, finished, read_until, started
 
-FOR_GOOD = "a retention rule deletes conversations for good, without an archive."
+FOR_GOOD = "a retention rule deletes conversations permanently, without an archive."
 NOBODY = ("--controllers", "0", "--tools", "0", "--doors", "0", "--jobs", "0", "--beats", "0")
 
 

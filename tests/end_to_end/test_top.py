@@ -70,7 +70,7 @@ def _see_the_list(seen: Person, done: str, asking: str, waiting: str) -> None:
 
 def _refuse_an_action(seen: Person, asking: str) -> None:
     seen.type("\r")
-    seen.waits_for("waits for a person", "The agent asks to run action", "echo begin-0", "You: do it")
+    seen.waits_for("waits for a user", "The agent asks to run action", "echo begin-0", "You: do it")
     assert asking in seen.text
     seen.type("n")
     seen.waits_for("Why not?")

@@ -246,7 +246,7 @@ async def test_without_an_archive_rules_delete_with_a_warning(client, tmp_path, 
     assert (await retired(client.store, "", tmp_path))["kept"] == 1
     assert "nothing leaves the store" in caplog.text
     assert (await retired(client.store, "", tmp_path, '[[rule]]\nage = "0s"\nthen = "delete"'))["deleted"] == 1
-    assert "deletes conversations for good, without an archive" in caplog.text
+    assert "deletes conversations permanently, without an archive" in caplog.text
     assert await keys_of(client) == []
 
 

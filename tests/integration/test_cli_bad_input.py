@@ -52,7 +52,7 @@ class TestTask:
 
     @pytest.mark.parametrize("arguments", [["-t", ""], ["-t", " \n "], []])
     def test_empty(self, env, arguments):
-        refused(deckhands("run", *arguments, env=env), 2, "The task is empty.", "Say what the agent should do.")
+        refused(deckhands("run", *arguments, env=env), 2, "The task is empty.", "Describe the task.")
 
     def test_too_long(self, env):
         done = deckhands("run", env=env, stdin="x" * 100_001)

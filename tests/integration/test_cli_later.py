@@ -41,7 +41,7 @@ def test_a_scheduled_conversation_is_listed_with_its_time(env: dict[str, str]) -
     assert len(deckhands("ls", "--json", "--state", "scheduled", env=env).json) == 1
     shown = deckhands("show", conversation_id, env=env).out
     assert "Begins:       not before 2150-03-01 05:00:00 UTC" in shown
-    assert "Expires:      unless it has begun by 2151-01-01 00:00:00 UTC" in shown
+    assert "Expires:      unless it has started by 2151-01-01 00:00:00 UTC" in shown
     (summary,) = deckhands("show", conversation_id, "--json", env=env).json
     assert datetime.fromisoformat(summary["not_before"]) == datetime.fromisoformat(LATER)
 
@@ -70,8 +70,8 @@ def test_a_file_says_it_line_by_line(env: dict[str, str], tmp_path: Path) -> Non
         (("--delay", "100000w"), "is not a duration of up to ten years"),
         (("--not-before", "tomorrow"), "--not-before 'tomorrow' is not a time"),
         (("--expires", "never"), "is neither a time nor a duration"),
-        (("--delay", "2h", "--expires", "1h"), "it would expire before it may begin"),
-        (("--not-before", LATER, "--expires", "2150-02-01T00:00Z"), "it would expire before it may begin"),
+        (("--delay", "2h", "--expires", "1h"), "it would expire before it may start"),
+        (("--not-before", LATER, "--expires", "2150-02-01T00:00Z"), "it would expire before it may start"),
         (("--double-texting", "panic"), "panic"),
     ],
     ids=str,

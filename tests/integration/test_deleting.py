@@ -40,12 +40,12 @@ async def test_what_rests_is_deleted(client: Client, its_state: str) -> None:
 
 async def test_what_runs_is_not(client: Client) -> None:
     await begin(client, "one", "running")
-    with pytest.raises(UsageError, match="is running; only one that rests") as caught:
+    with pytest.raises(UsageError, match="is running; only a settled one") as caught:
         await client.delete("one")
     assert "rm --cancel" in caught.value.remedy
     await begin(client, "two", "finished")
     await client.send_message("two", "Continue.")
-    with pytest.raises(UsageError, match="only one that rests"):
+    with pytest.raises(UsageError, match="only a settled one"):
         await client.delete("two")
 
 
@@ -71,5 +71,5 @@ async def test_a_damaged_log_is_deleted(client: Client) -> None:
     await client.delete("one")
     await begin(client, "two", "running")
     await client.store.connection.call("XDEL", client.store.keys("two").events, "2-0")
-    with pytest.raises(UsageError, match="only one that rests"):
+    with pytest.raises(UsageError, match="only a settled one"):
         await client.delete("two")

@@ -52,7 +52,7 @@ async def test_healthy_cluster_is_diagnosed_without_writing(valkey_store: Store,
         await store.connection.call("HGETALL", store.keys(CID).meta),
     ) == before
     assert {name: one.detail for name, one in bad(findings).items()} == {
-        "orphans": "this store user may not look for keys that nothing names"
+        "orphans": "this store user may not search for orphaned keys"
     }
     told = {finding.name: finding.detail for finding in findings}
     assert told["invariants"] == "1 of 1 log checked"

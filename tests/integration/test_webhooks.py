@@ -304,7 +304,7 @@ async def test_webhook_with_too_many_waiting_deliveries_is_disabled(server: Serv
     await jobs.work()
     async with server.as_(await server.token("fifteen")) as client:
         found = (await client.get(f"/webhooks/{hook['id']}")).json()
-        assert (found["is_enabled"], found["why_off"]) == (False, "too many deliveries waited")
+        assert (found["is_enabled"], found["why_off"]) == (False, "too many deliveries are waiting")
         assert await store.connection.call("HLEN", sent) == MAX_WAITING
         assert await jobs.work() == 0
         await store.connection.call("HDEL", sent, *waiting[::2])

@@ -1,4 +1,4 @@
-"""Conversations that have left the store: one compressed file each, at any place that fsspec reaches.
+"""Conversations that have left the store: one compressed file each, on any file system that fsspec supports.
 
 Start with: archive.
 """

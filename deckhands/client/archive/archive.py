@@ -1,8 +1,8 @@
 """The archive: writes conversations of a store into files, checks them, and reads them as if they were in the store.
 
-Holds: a file is checked by reading it back from its place before `save` returns. A file is never replaced by that of
-another conversation of the same id, nor by less of the same one.
-Does not: keep secrets, snapshots, idempotency keys, or the files of a workspace, only where checkpoints of these are.
+Holds: `save` reads the written file back and checks it before it returns. A file is never replaced by that of another
+conversation with the same id, nor by a shorter one of the same conversation.
+Does not: keep secrets, snapshots, idempotency keys, or the files of a workspace; only the location of its checkpoints.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import BinaryIO, TypeVar, cast
 
 from broker.contract import ConversationCreated, DelegateEnded, Event, UploadedSource, codec
 from broker.coordination import StoredFiles
@@ -53,13 +53,13 @@ class Archive:
 
         Args:
             events: its whole log, as stored.
-            checkpoint: where checkpoints of workspaces are; empty: nowhere.
+            checkpoint: the location of workspace checkpoints; empty: there is none.
 
         Raises:
-            ArchiveConflict: the file is there, of another conversation or of more events.
+            ArchiveConflict: the file exists, for another conversation or with more events.
             CorruptEntry: a text that the log names is missing or damaged.
             TooLargeToArchive: beyond the limits of a file.
-            CorruptArchive: what was written reads differently.
+            CorruptArchive: the written file reads back differently.
         """
         created = events[0]
         assert isinstance(created, ConversationCreated)
@@ -87,9 +87,7 @@ class Archive:
         failpoint("archive.written")
         with self._opened(manifest.conversation_id) as found:
             if found.manifest != manifest:
-                raise CorruptArchive(
-                    f"The archived file of {manifest.conversation_id} is not the one that was written."
-                )
+                raise CorruptArchive(f"The archived file of {manifest.conversation_id} reads back differently.")
             found.check()
 
     def _check_conflict(self, manifest: Manifest) -> None:
@@ -99,26 +97,26 @@ class Archive:
         try:
             with self._opened(conversation_id) as found:
                 earlier = found.manifest
-        except CorruptArchive:  # a part, left by a death
+        except CorruptArchive:  # a partial file, left by a crash
             return
         is_same = earlier.first_sha256 == manifest.first_sha256
         if not is_same or earlier.last_event_id > manifest.last_event_id:
             what = "more events of this conversation" if is_same else "another conversation of this id"
             raise ArchiveConflict(
                 f"The archive {self.url} holds {what}, {conversation_id}.",
-                remedy="Move its file elsewhere, or delete the one that is not wanted.",
+                remedy="Move its file elsewhere, or delete one of the two.",
             )
 
     async def has(self, conversation_id: str) -> bool:
-        """Say whether a conversation has a file."""
+        """Return whether a conversation has a file."""
         return await asyncio.to_thread(self._place.size, conversation_id) is not None
 
     async def names(self) -> list[str]:
-        """Return the ids of all archived conversations, the file that was written last first."""
+        """Return the ids of all archived conversations, the most recently written file first."""
         return await asyncio.to_thread(self._place.names)
 
     async def ask(self, conversation_id: str, question: Callable[[ArchivedFile], T]) -> T | None:
-        """Return the answer to a question about a file; None: the conversation is not archived.
+        """Call a function with a conversation's file and return its result; None: the conversation is not archived.
 
         Raises:
             CorruptArchive: the file cannot be used.
@@ -149,7 +147,7 @@ class Archive:
         return await self.ask(conversation_id, read)
 
     async def checked(self, conversation_id: str) -> list[Event]:
-        """Return all events, whole, of a file that was compared with its manifest in every part.
+        """Return all events, whole, of a file after comparing every part with its manifest.
 
         Raises:
             UnknownConversation: it is not archived.
@@ -166,7 +164,7 @@ class Archive:
         return events
 
     async def upload(self, conversation_id: str, name: str) -> bytes | None:
-        """Return the file that a workspace began with; None: the conversation is not archived.
+        """Return the file that a workspace started with; None: the conversation is not archived.
 
         Raises:
             CorruptArchive: the file cannot be used.
@@ -174,11 +172,11 @@ class Archive:
         return await self.ask(conversation_id, lambda found: found.upload(name))
 
     async def remove(self, conversation_id: str) -> bool:
-        """Remove a conversation's file; says whether there was one. Idempotent."""
+        """Remove a conversation's file; return whether there was one. Idempotent."""
         return await asyncio.to_thread(self._place.remove, conversation_id)
 
     async def sweep(self, *, before: datetime) -> None:
-        """Remove what killed writers have left half written, if nobody has written to it since `before`."""
+        """Remove the drafts of killed writers that have not changed since `before`."""
         await asyncio.to_thread(self._place.sweep, before=before)
 
     async def _add_texts(self, writer: FileWriter, store: Store, conversation_id: str, events: Sequence[Event]) -> None:
@@ -202,7 +200,7 @@ class Archive:
             with self._opened(conversation_id) as found:
                 return question(found)
         except ArchiveUnavailable:
-            if self._place.size(conversation_id) is None:  # it has just been removed
+            if self._place.size(conversation_id) is None:  # just removed
                 return None
             raise
 
@@ -217,7 +215,7 @@ def _manifest(
     writer: FileWriter, events: Sequence[Event], created: ConversationCreated, store: Store, checkpoint: str
 ) -> Manifest:
     summary = summarize(events)
-    writer.add(SUMMARY, _json(summary.as_json()))
+    writer.add(SUMMARY, json.dumps(summary.as_json(), indent=1).encode())
     return Manifest(
         schema_version=codec.SCHEMA_VERSION,
         conversation_id=created.conversation_id,
@@ -239,7 +237,7 @@ def _manifest(
 
 
 def delegates_in(events: Sequence[Event]) -> list[str]:
-    """Return the delegates that have ended with an observation in a log, each once."""
+    """Return the delegates that ended with an observation in a log, each once."""
     return list(dict.fromkeys(event.conversation_id for event in events if isinstance(event, DelegateEnded)))
 
 
@@ -248,7 +246,3 @@ def _whole(found: ArchivedFile, event: Event) -> Event:
         return event
     wire = codec.restore(event.wire(), found.blobs({ref.sha256 for ref in event.blobs.values()}))
     return codec.event_from_wire(wire, event.id)
-
-
-def _json(fields: Any) -> bytes:
-    return json.dumps(fields, indent=1).encode()

@@ -1,14 +1,14 @@
 """The file of one archived conversation: a ZIP file of JSON and texts. docs/archive.md describes it.
 
-    events.jsonl        the log, a line for each event, as `deckhands export` writes it
+    events.jsonl        the log, one line per event, as `deckhands export` writes it
     blobs/<sha256>      large texts that events refer to
-    uploads/<sha256>    the file that the workspace began with
+    uploads/<sha256>    the file that the workspace started with
     summary.json        as `deckhands show --json` prints it
-    manifest.json       what it is of, and the size and the SHA-256 of every other member
+    manifest.json       the conversation's data, and the size and the SHA-256 of every other member
 
-Holds: what is read is checked against the manifest first. A file that was written elsewhere is input like any other:
-names, sizes and structure are checked, and nothing is unpacked beyond its stated size.
-Does not: say who wrote a file; checksums find damage, not forgery.
+Holds: content is checked against the manifest before it is used. A file is untrusted input: names, sizes and structure
+are checked, and nothing is unpacked beyond its stated size.
+Does not: authenticate the writer of a file; checksums find damage, not forgery.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_MEMBER_BYTES = 64 * 2**20
 MAX_TOTAL_BYTES = 4 * 2**30
 MAX_MEMBERS = 50_000
 MAX_DIRECTORY_BYTES = 16 * 2**20
-"""Of the list of members at the end of a file: enough for `MAX_MEMBERS`, each of which has about 150 bytes there."""
+"""The limit of the list of members at the end of a file: about 150 bytes for each of `MAX_MEMBERS`."""
 MAX_LINE_BYTES = 64 * 2**20
 PIECE_BYTES = 2**20
 _NAME = re.compile(r"events\.jsonl|summary\.json|manifest\.json|(blobs|uploads)/[0-9a-f]{64}")
@@ -51,20 +51,20 @@ class _Frozen(BaseModel):
 
 
 class Member(_Frozen):
-    """One member: its size as it is read, and its SHA-256."""
+    """One member: its uncompressed size, and its SHA-256."""
 
     size_bytes: int = Field(ge=0, alias="bytes")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class Manifest(_Frozen):
-    """What a file is of.
+    """The description of an archived conversation.
 
     Attributes:
-        schema_version: of the events.
-        first_sha256: of the first line of the log; another conversation of the same id has another.
-        archived, created, updated: when it was archived, begun, and continued last.
-        checkpoint: where checkpoints of the workspace are kept, under the conversation's id; empty: nowhere.
+        schema_version: the version of the events.
+        first_sha256: the SHA-256 of the first line of the log; it tells conversations with the same id apart.
+        archived, created, updated: when it was archived, created, and last continued.
+        checkpoint: the location of workspace checkpoints, under the conversation's id; empty: there is none.
         delegates: those that ended with an observation in this log; each has its own file.
     """
 
@@ -89,7 +89,7 @@ class Manifest(_Frozen):
 
 
 class FileWriter:
-    """Writes the members of a file, and remembers their sizes and checksums."""
+    """Writes the members of a file, and records their sizes and checksums."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._zip = zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED)
@@ -118,13 +118,13 @@ class FileWriter:
         self._note(name, len(content), hashlib.sha256(content).hexdigest())
 
     def finish(self, manifest: Manifest) -> None:
-        """Add the manifest, and end the file."""
+        """Add the manifest, and finish the file."""
         text = json.dumps(manifest.model_dump(mode="json", by_alias=True), indent=1)
         self._zip.writestr(_info(MANIFEST), text.encode())
         self._zip.close()
 
     def close(self) -> None:
-        """End a file that may not be finished. Idempotent."""
+        """Close a file that may be unfinished. Idempotent."""
         self._zip.close()
 
     def _note(self, name: str, size: int, digest: str) -> None:
@@ -138,7 +138,7 @@ class ArchivedFile:
     """One file, open for reading.
 
     Raises:
-        CorruptArchive: from every call: it is not what Deckhands writes.
+        CorruptArchive: from every call: it is not a file that Deckhands wrote.
     """
 
     def __init__(self, file: Any, conversation_id: str, *, size_bytes: int) -> None:
@@ -154,7 +154,7 @@ class ArchivedFile:
             raise
         self._infos = self._checked_infos()
         try:
-            self.manifest = Manifest.model_validate_json(self._content(MANIFEST))
+            self.manifest = Manifest.model_validate_json(b"".join(self._raw(MANIFEST)))
         except (ValidationError, RecursionError) as error:
             raise self._corrupt(f"its manifest cannot be used: {_first(error)}") from error
         manifest = self.manifest
@@ -176,7 +176,7 @@ class ArchivedFile:
 
     def events(self, decode: codec.Decoder, *, after: int = 0) -> Iterator[Event]:
         """Yield the events above `after`, in order, as the log has them: with their large texts shortened."""
-        for _ in self._pieces(EVENTS):  # damage is called damage, before anything of it is believed
+        for _ in self._pieces(EVENTS):  # check for damage before any content is used
             continue
         number = 0
         for line in self._lines():
@@ -187,11 +187,11 @@ class ArchivedFile:
             raise self._corrupt(f"it has {number} events; its manifest says {self.manifest.last_event_id}")
 
     def blobs(self, addresses: Iterable[str]) -> dict[str, bytes]:
-        """Return those of the large texts that there are, by address."""
+        """Return the large texts that exist, by address."""
         return {sha: self.member(f"{BLOBS}{sha}") for sha in addresses if f"{BLOBS}{sha}" in self._infos}
 
     def upload(self, name: str) -> bytes:
-        """Return the file that the workspace began with."""
+        """Return the file that the workspace started with."""
         return self.member(f"{UPLOADS}{name}")
 
     def member(self, name: str) -> bytes:
@@ -219,8 +219,10 @@ class ArchivedFile:
         return found
 
     def _pieces(self, name: str) -> Iterator[bytes]:
-        """Yield the content of a member; what was yielded is good when the last piece has been."""
-        expected, digest, size = self.manifest.members[name], hashlib.sha256(), 0
+        """Yield the content of a member; it is verified only after the last piece."""
+        expected = self.manifest.members[name]
+        digest = hashlib.sha256()
+        size = 0
         for piece in self._raw(name):
             size += len(piece)
             digest.update(piece)
@@ -238,9 +240,6 @@ class ArchivedFile:
         except OSError as error:
             self._check_place(error)
             raise
-
-    def _content(self, name: str) -> bytes:
-        return b"".join(self._raw(name))
 
     def _lines(self) -> Iterator[bytes]:
         rest = b""
@@ -264,7 +263,7 @@ class ArchivedFile:
             raise self._corrupt(f"line {number} of its log cannot be read: {error}") from error
 
     def _check_place(self, error: OSError) -> None:
-        """Tell a file that names a place outside of itself from one that cannot be reached."""
+        """Distinguish a file with an unsafe path from one that cannot be reached."""
         if error.errno == errno.EINVAL:
             raise self._corrupt("it names a place outside of itself") from error
 
@@ -273,17 +272,19 @@ class ArchivedFile:
 
 
 class _Bounded:
-    """A file of which not more is read at once than the list of members may have; it is read in one go."""
+    """A file that limits the size of a single read to that of the list of members, which is read at once."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
-        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+        self.seek = file.seek
+        self.tell = file.tell
+        self.seekable = file.seekable
 
     def read(self, size: int = -1) -> bytes:
-        """Read as the file does.
+        """Read from the file.
 
         Raises:
-            BadZipFile: that would be too much.
+            BadZipFile: the read would exceed the limit.
         """
         if size <= MAX_DIRECTORY_BYTES:
             content: bytes = self._file.read(size if size >= 0 else MAX_DIRECTORY_BYTES + 1)

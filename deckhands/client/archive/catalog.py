@@ -1,7 +1,7 @@
-"""What a listing shows of archived conversations, read from the manifests and summaries of their files.
+"""The listing of archived conversations, read from the manifests and summaries of their files.
 
 Holds: a damaged file is reported, and hides no other.
-Does not: keep an index; a filter is applied to what the files say, so a listing may read all of them.
+Does not: keep an index; filters need the content of the files, so a listing may read all of them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from deckhands.client.archive.archived_file import SUMMARY, ArchivedFile, Manife
 from deckhands.client.archive.errors import CorruptArchive
 
 AT_ONCE = 8
-"""Files that are read at once."""
+"""Files read at once."""
 
 
 class _Sums(BaseModel):
-    """What a listing needs of a summary."""
+    """The fields of a summary that a listing needs."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -33,7 +33,7 @@ class ArchivedConversation(_Sums):
     """A conversation as its file describes it; see `Summary` for the numbers.
 
     Attributes:
-        manifest: what the file is of.
+        manifest: the description in the file.
     """
 
     manifest: Manifest
@@ -45,7 +45,7 @@ class ArchivedConversation(_Sums):
 
     @property
     def state(self) -> str:
-        """The state in which it has left the store."""
+        """The state in which it left the store."""
         return self.manifest.state
 
     @property
@@ -55,17 +55,17 @@ class ArchivedConversation(_Sums):
 
     @property
     def labels(self) -> dict[str, str]:
-        """What its producer has written on it."""
+        """The labels that its producer has set."""
         return self.manifest.labels
 
 
 async def described(
     archive: Archive, names: list[str], on_damaged: Callable[[CorruptArchive], None]
 ) -> AsyncGenerator[list[ArchivedConversation], None]:
-    """Yield what the files of conversations say, in the order of the names, up to 8 at a time.
+    """Yield the descriptions of conversations in the order of their names, reading up to 8 files at a time.
 
     Args:
-        names: as `Archive.names` returns them. One whose file is gone is left out.
+        names: as `Archive.names` returns them. Those whose file is gone are left out.
         on_damaged: called for each file that cannot be used, which is left out.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What can be wrong with an archive."""
+"""The errors of an archive."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ class ArchiveUnavailable(DeckhandsError):
 
 
 class CorruptArchive(DeckhandsError):
-    """An archived file is damaged, or is not what Deckhands writes."""
+    """An archived file is damaged, or was not written by Deckhands."""
 
     code = "corrupt_archive"
 
 
 class ArchiveConflict(DeckhandsError):
-    """The archive holds another conversation of this id, or more of this one."""
+    """The archive holds another conversation with this id, or a longer log of this one."""
 
     code = "archive_conflict"
 
 
 class TooLargeToArchive(DeckhandsError):
-    """A conversation is beyond the limits of an archived file."""
+    """A conversation exceeds the limits of an archived file."""
 
     code = "too_large_to_archive"

@@ -1,10 +1,10 @@
-"""Where archived files are: a directory, or whatever else fsspec reaches, such as `s3://bucket/deckhands`.
+"""The location of archived files: a directory, or any place that fsspec supports, such as `s3://bucket/deckhands`.
 
     <two letters>/<conversation>.zip     the letters are the first two of the SHA-256 of the id, in hexadecimal
-    .drafts/                             what is being written, in a directory
+    .drafts/                             files being written, in a directory
 
-Holds: in a directory, a file is there whole or not at all, and is on the disk when it is said to be written.
-Does not: that elsewhere; there, a reader may find part of a file. So it is checked before anything rests on it.
+Holds: in a directory, files appear atomically, and are on the disk when `write` returns.
+Does not: guarantee that elsewhere; a reader may find part of a file there, so a file is checked before it is relied on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from deckhands.client.archive.errors import ArchiveUnavailable
 
 SUFFIX = ".zip"
 WRITTEN_FIELDS = ("mtime", "LastModified", "last_modified", "updated", "created")
-"""Under which name file systems say when a file was written: the local one, S3, Azure, Google, memory."""
+"""The names under which file systems report the time of a write: the local one, S3, Azure, Google, memory."""
 OWN_DIRECTORY = 0o700
 DRAFTS = ".drafts"
 
@@ -51,15 +51,15 @@ class ArchivePlace:
         return f"{self._root}/{folder}/{conversation_id}{SUFFIX}"
 
     def size(self, conversation_id: str) -> int | None:
-        """Return how many bytes a conversation's file has; None: there is none."""
+        """Return the size of a conversation's file in bytes; None: there is none."""
         with self._using(FileNotFoundError):
             return int(self._files.info(self.path(conversation_id))["size"])
         return None
 
     def names(self) -> list[str]:
-        """Return the ids of all conversations with a file, the one that was written last first.
+        """Return the ids of all conversations with a file, the most recently written first.
 
-        Files of other names, and in other folders, are left out.
+        Files with other names, and in other folders, are left out.
         """
         found: list[tuple[float, str]] = []
         with self._using(FileNotFoundError):
@@ -72,12 +72,12 @@ class ArchivePlace:
 
     @contextmanager
     def reading(self, conversation_id: str) -> Iterator[Any]:
-        """Open a conversation's file to read anywhere in it."""
+        """Open a conversation's file for random access."""
         with self._using(), self._files.open(self.path(conversation_id), "rb") as file:
             yield file
 
     def write(self, conversation_id: str, content: BinaryIO) -> None:
-        """Write a conversation's file, in place of one that is there."""
+        """Write a conversation's file, replacing an existing one."""
         path = self.path(conversation_id)
         with self._using():
             if isinstance(self._files, LocalFileSystem):
@@ -88,25 +88,25 @@ class ArchivePlace:
                 shutil.copyfileobj(content, file)
 
     def remove(self, conversation_id: str) -> bool:
-        """Remove a conversation's file; says whether there was one. Idempotent."""
+        """Remove a conversation's file; return whether there was one. Idempotent."""
         with self._using(FileNotFoundError):
             self._files.rm_file(self.path(conversation_id))
             return True
         return False
 
     def sweep(self, *, before: datetime) -> None:
-        """Remove drafts that nobody has written to since then: their writers were killed."""
+        """Remove the drafts of killed writers, which have not changed since `before`."""
         if not isinstance(self._files, LocalFileSystem):
             return
         with self._using(FileNotFoundError):
             for draft in Path(self._root, DRAFTS).iterdir():
-                with suppress(FileNotFoundError):  # it has just been written, or somebody else sweeps
+                with suppress(FileNotFoundError):  # it was just finished, or removed by another sweep
                     if draft.stat().st_mtime < before.timestamp():
                         draft.unlink()
 
     @contextmanager
     def _using(self, *passing: type[Exception]) -> Iterator[None]:
-        """Let errors of the place be ours, but for those that say something about one file."""
+        """Convert errors of the place to ours, except those about a single file."""
         try:
             yield
         except passing:
@@ -119,7 +119,7 @@ class ArchivePlace:
 
 
 def _written(about: Mapping[str, Any]) -> float:
-    """Return when a file was written, in seconds; 0: its file system does not say so in a form that is known here."""
+    """Return the time when a file was written, in seconds; 0: its file system does not report it in a known form."""
     for field in WRITTEN_FIELDS:
         found = about.get(field)
         if isinstance(found, datetime):
@@ -137,7 +137,7 @@ def _write_here(path: Path, drafts: Path, content: BinaryIO) -> None:
     for folder in (path.parent, drafts):
         made |= {each.parent for each in (folder, *folder.parents) if not each.exists()}
         folder.mkdir(mode=OWN_DIRECTORY, parents=True, exist_ok=True)
-    # Two may write the same file: a conversation leaves alone and with its parent.
+    # Two processes may write the same file: a conversation is archived alone and with its parent.
     with tempfile.NamedTemporaryFile(dir=drafts, prefix=path.name, delete=False) as draft:
         try:
             shutil.copyfileobj(content, draft)
@@ -147,7 +147,7 @@ def _write_here(path: Path, drafts: Path, content: BinaryIO) -> None:
         except BaseException:
             Path(draft.name).unlink(missing_ok=True)
             raise
-    for folder in made:  # a new folder is on the disk once its parent is, and so is what is in it
+    for folder in made:  # a new folder is on the disk, with its content, once its parent is synced
         directory = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(directory)

@@ -1,16 +1,16 @@
-"""The retention policy: how long conversations stay in the store, as a person has written it down in TOML.
+"""The retention policy: how long conversations stay in the store, written by the operator in TOML.
 
     [[rule]]
     tenant = "acme"            # optional; several: tenant = ["acme", "shop"]
     labels = {team = "ci"}     # optional; all of them must match
     states = ["finished"]      # optional; see `deckhands ls --state`
     age = "30d"                # since its last event: s, m, h, d or w; "never": keep it
-    then = "archive"           # the default; "delete": without an archive, for good
+    then = "archive"           # the default; "delete": without an archive, permanently
 
-The first rule that fits a conversation counts; one that no rule fits is kept.
+The first matching rule applies; a conversation that matches none is kept.
 
-Holds: a table that cannot be used is refused when it is read. Nothing is deleted without a file in the archive unless a
-rule says `then = "delete"`.
+Holds: an invalid table is refused when it is read. Nothing is deleted without a file in the archive unless a rule has
+`then = "delete"`.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def _several(value: Any) -> Any:
 
 
 class Rule(BaseModel):
-    """A rule about what to do with some conversations.
+    """A rule for the conversations that match it.
 
     Attributes:
-        tenant: of any of these tenants; "" is a conversation without one. None: of any.
-        states: in any of these states; empty: in any.
+        tenant: any of these tenants; "" is a conversation without one. None: any.
+        states: any of these states; empty: any.
         age: since the last event; None: they are kept.
     """
 
@@ -63,7 +63,7 @@ class Rule(BaseModel):
     then: Literal["archive", "delete"] = "archive"
 
     def fits(self, *, tenant: str, labels: Mapping[str, str], state: str) -> bool:
-        """Say whether a conversation is meant."""
+        """Return whether a conversation matches."""
         is_tenant = self.tenant is None or tenant in self.tenant
         return is_tenant and self.labels.items() <= labels.items() and (not self.states or state in self.states)
 
@@ -97,15 +97,15 @@ class Retention(BaseModel):
 
     @property
     def youngest(self) -> timedelta | None:
-        """The least age at which anything leaves the store; None: nothing does."""
+        """The least age at which any conversation leaves the store; None: none does."""
         return min((rule.age for rule in self.rule if rule.age is not None), default=None)
 
     def rule_for(self, *, tenant: str, labels: Mapping[str, str], state: str) -> Rule | None:
-        """Return the rule that counts for a conversation; None: it is kept."""
+        """Return the rule that applies to a conversation; None: it is kept."""
         return next((rule for rule in self.rule if rule.fits(tenant=tenant, labels=labels, state=state)), None)
 
     def warning(self, archive: str) -> str:
-        """Return what an operator must know: that conversations are deleted for good, or stay; or empty.
+        """Return a warning that conversations are deleted permanently, or never leave the store; or empty.
 
         Args:
             archive: DECKHANDS_ARCHIVE; empty: there is none.
@@ -114,7 +114,7 @@ class Retention(BaseModel):
         if "delete" in leaving:
             number = leaving.count("delete")
             rules = "a retention rule deletes" if number == 1 else f"{number} retention rules delete"
-            return f"{rules} conversations for good, without an archive."
+            return f"{rules} conversations permanently, without an archive."
         if "archive" in leaving and not archive:
             return "retention rules archive conversations, but DECKHANDS_ARCHIVE is not set: nothing leaves the store."
         return ""

@@ -1,4 +1,4 @@
-"""One conversation as an object, asynchronous and blocking, on a private cluster or on one that runs.
+"""One conversation as an object, asynchronous or blocking, on a private cluster or on a running one.
 
 Start with: async_conversation.
 """

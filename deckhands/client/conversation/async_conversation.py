@@ -1,7 +1,8 @@
 """`AsyncConversation`: one conversation, embedded or on a cluster. `Conversation` is its blocking twin.
 
-Holds: nothing is started before it is first used; the log is the truth, and this object only what has been seen of it.
-Does not: work in the background. Callbacks are called while something waits.
+Holds: nothing starts before the object is first used. The log is the truth; the object only caches the events it has
+seen.
+Does not: work in the background. Callbacks run while a method of the object waits.
 """
 
 from __future__ import annotations
@@ -48,11 +49,12 @@ class AsyncConversation(Generic[OutputT]):
     """One conversation with an agent.
 
     Attributes:
-        id: of the conversation, from the start; a server chooses it, so it is empty there until the first message.
+        id: the id of the conversation, known from the start; a server chooses it, so it is empty there until the first
+            message.
     """
 
     is_threaded = False
-    """Whether callbacks that are not asynchronous are called in a thread."""
+    """Whether callbacks that are not asynchronous run in a thread."""
 
     def __init__(
         self,
@@ -71,17 +73,17 @@ class AsyncConversation(Generic[OutputT]):
         """Describe a conversation; nothing is started yet.
 
         Args:
-            agent: its name, or all of its specification.
+            agent: its name, or its whole specification.
             output: the class of the structured output that the agent must return when it finishes.
             cluster: the address of the cluster's store, or of a server, `https://…`. None: a private store and workers,
-                which are started when something is first asked of the conversation, and end with the context.
-            api_key: of the server; None: the one that DECKHANDS_API_KEY holds.
+                which start on first use and end with the context.
+            api_key: the key for the server; None: DECKHANDS_API_KEY.
             tools: keys or patterns of tools that tool workers offer; for a private cluster also tools of this program.
             confirmation: the policy, or its mode.
-            callbacks: get each event, in order, once, while something waits for the conversation.
-            conversation_id: of one that exists, to continue it; or for a new one.
-            environment: for the workers of a private cluster, over that of this process.
-            fields: what a task can have besides, as for `Client.submit`: model, workspace, limits, secrets, title,
+            callbacks: each gets every event once, in order, while a method waits for the conversation.
+            conversation_id: an existing conversation to continue, or the id for a new one.
+            environment: environment variables for the workers of a private cluster, over those of this process.
+            fields: further fields of a task, as for `Client.submit`: model, workspace, limits, secrets, title,
                 labels, tenancy, delay, expires and so on. `headless` is false here by default.
 
         Raises:
@@ -124,7 +126,7 @@ class AsyncConversation(Generic[OutputT]):
         await self.disconnect()
 
     async def disconnect(self) -> None:
-        """End what was started for it here: the private workers, or the connection. Idempotent.
+        """Stop the private workers, or close the connection. Idempotent.
 
         A conversation of a cluster continues without it; a private one rests, and `conversation_id` continues it.
         """
@@ -140,12 +142,12 @@ class AsyncConversation(Generic[OutputT]):
         model: str | None = None,
         double_texting: MessagePolicy | None = None,
     ) -> None:
-        """Send a message. The agent works at once; the first message begins the conversation.
+        """Send a message. The agent works at once; the first message starts the conversation.
 
         Args:
             images: pictures: paths on this machine, bytes, or addresses.
             model: the profile or model to continue with.
-            double_texting: what the message does if the agent works, see `Client.send_message`.
+            double_texting: how the message is handled while the agent works, see `Client.send_message`.
         """
         place = await self._opened()
         if self._is_begun:
@@ -174,7 +176,7 @@ class AsyncConversation(Generic[OutputT]):
         """Send a message, if one is given, and wait until the conversation has settled.
 
         Raises:
-            ConversationFailed: it has ended in an error.
+            ConversationFailed: it ended in an error.
             NotSettled: it has not settled after `timeout_seconds`.
         """
         if text is not None:
@@ -185,7 +187,7 @@ class AsyncConversation(Generic[OutputT]):
         return outcome
 
     async def wait(self, *, timeout_seconds: float | None = None) -> Outcome[OutputT]:
-        """Wait until nothing happens any more without somebody's input, however it has ended.
+        """Wait until nothing more happens without input, in whatever state that is.
 
         Raises:
             NotSettled: it has not settled after `timeout_seconds`.
@@ -210,7 +212,7 @@ class AsyncConversation(Generic[OutputT]):
 
         Args:
             text: a message to send first.
-            after: begin behind this event; None: behind what this object has seen.
+            after: start after this event; None: after the last event that this object has seen.
             deltas: also yield pieces of replies while the model writes them; some may be missing.
         """
         place = await self._opened()
@@ -234,11 +236,11 @@ class AsyncConversation(Generic[OutputT]):
         return await (await self._begun()).events(self.id, after=after, is_whole=True)
 
     async def state(self) -> Summary:
-        """Return what is known of it now: the agent's state, its cost, its last words."""
+        """Return its current summary: the agent's state, cost and last message."""
         return await (await self._begun()).summary(self.id)
 
     async def why(self) -> Why:
-        """Return why it is where it is: the chain from its state to the cause, with what would change it."""
+        """Return the chain of reasons for its state, down to the cause, with the remedies."""
         return await (await self._begun()).why(self.id)
 
     async def metrics(self) -> Metrics:
@@ -246,7 +248,7 @@ class AsyncConversation(Generic[OutputT]):
         return (await self.state()).metrics
 
     async def pause(self) -> None:
-        """Ask for a pause: what runs is finished, nothing new is started."""
+        """Request a pause: running work is finished, and no new step starts."""
         await (await self._begun()).pause(self.id)
 
     async def resume(self, *, model: str | None = None) -> None:
@@ -254,23 +256,23 @@ class AsyncConversation(Generic[OutputT]):
         await (await self._begun()).resume(self.id, model=model)
 
     async def interrupt(self) -> None:
-        """Stop what runs now, and pause; see `Client.interrupt`."""
+        """Stop the current step, and pause; see `Client.interrupt`."""
         await (await self._begun()).interrupt(self.id)
 
     async def confirm(self, *, action_id: int | None = None, edited: Mapping[str, Any] | None = None) -> None:
-        """Run the action that the agent asks about; see `Client.confirm`."""
+        """Run the action that awaits confirmation; see `Client.confirm`."""
         await (await self._begun()).confirm(self.id, action_id=action_id, edited=edited)
 
     async def reject(self, *, reason: str = "", action_id: int | None = None) -> None:
-        """Refuse the action that the agent asks about; with a reason, the agent continues. See `Client.reject`."""
+        """Refuse the action that awaits confirmation; with a reason, the agent continues. See `Client.reject`."""
         await (await self._begun()).reject(self.id, reason=reason, action_id=action_id)
 
     async def cancel(self, *, wait_seconds: float | None = None) -> Summary:
-        """Stop it and all that runs in it; see `Client.cancel`."""
+        """Stop it and everything that runs in it; see `Client.cancel`."""
         return await (await self._begun()).cancel(self.id, wait_seconds=wait_seconds)
 
     async def close(self) -> None:
-        """Take no more messages, for good. Only one that is over can be closed; see `Client.close`."""
+        """Refuse further messages, permanently. Only a conversation that is over can be closed; see `Client.close`."""
         await (await self._begun()).close(self.id)
 
     async def execute(
@@ -293,18 +295,18 @@ class AsyncConversation(Generic[OutputT]):
     async def set_confirmation_policy(
         self, policy: ConfirmationPolicy | str, *, by: str = "", reason: str = ""
     ) -> None:
-        """Ask a person about other actions than before: a policy, or its mode."""
+        """Change which actions need confirmation: a policy, or its mode."""
         found = inputs.confirmation_in(policy)
         await self._set(self._with_policy(found), Change(confirmation=found, by=by, reason=reason))
 
     async def set_analyzer(self, analyzer: str, *, by: str = "", reason: str = "") -> None:
-        """Let another analyzer say how dangerous actions are."""
+        """Let another analyzer rate the risk of actions."""
         inputs.analyzer_in(inputs.text_in(analyzer, "analyzer"))
         policy = inputs.agent_in(self._spec.agent, None).confirmation.model_copy(update={"analyzer": analyzer})
         await self._set(self._with_policy(policy), Change(analyzer=analyzer, by=by, reason=reason))
 
     async def set_limits(self, limits: Limits, *, by: str = "", reason: str = "") -> None:
-        """Set all limits; what has been used up counts against them."""
+        """Set all limits; past use counts against them."""
         found = inputs.limits_in(limits)
         await self._set({"limits": found}, Change(limits=found, by=by, reason=reason))
 
@@ -314,7 +316,7 @@ class AsyncConversation(Generic[OutputT]):
         await self._set({"labels": found}, Change(labels=found, by=by, reason=reason))
 
     async def set_secrets(self, secrets: Mapping[str, str]) -> None:
-        """Add secrets, or replace those of the same names; values are in no log."""
+        """Add secrets, or replace those with the same names. Their values are in no log."""
         found = inputs.secrets_in(secrets)
         if not await self._has_begun():
             self._spec = self._spec.model_copy(update={"secrets": {**self._spec.secrets, **found}})
@@ -322,16 +324,16 @@ class AsyncConversation(Generic[OutputT]):
         await (await self._begun()).set_secrets(self.id, found)
 
     async def add_tools(self, *tools: str | CustomTool, by: str = "", reason: str = "") -> None:
-        """Let the agent use more tools: keys or patterns of what tool workers offer, or tools of this program."""
+        """Let the agent use more tools: keys or patterns of tools that tool workers offer, or tools of this program."""
         keys = keys_of(tools)
         if self._place is None and not self._is_disconnected:
             self._tools = (*self._tools, *tools)
         await self._set({"tools": (*self._spec.tools, *keys)}, Change(tools=keys, by=by, reason=reason))
 
     async def fork(self, *, at: int | None = None, model: str | None = None, title: str = "") -> Self:
-        """Return a conversation that begins with this one's events, up to `at`, and continues from there.
+        """Return a conversation that starts from a copy of this one's events, up to `at`.
 
-        A private one runs on the workers of this one, and ends with them.
+        A private fork runs on the workers of this conversation, and ends with them.
         """
         client = await self._begun()
         fork_id = await client.fork(self.id, at=at, model=model, title=title)
@@ -346,7 +348,9 @@ class AsyncConversation(Generic[OutputT]):
             callbacks=self._callbacks,
             conversation_id=fork_id,
         )
-        fork._place, fork._owns_place, fork._is_begun = self._place, False, True  # noqa: SLF001  (of this class)
+        fork._place = self._place  # noqa: SLF001  (of this class)
+        fork._owns_place = False  # noqa: SLF001  (of this class)
+        fork._is_begun = True  # noqa: SLF001  (of this class)
         return fork
 
     async def _see(self, place: Place) -> None:
@@ -357,7 +361,7 @@ class AsyncConversation(Generic[OutputT]):
         return {"agent": inputs.agent_in(self._spec.agent, None).model_copy(update={"confirmation": policy})}
 
     async def _set(self, changed: Mapping[str, Any], change: Change, *, model: str | None = None) -> None:
-        """Change fields of the task, or the conversation if it has begun."""
+        """Change fields of the task, or of the conversation if it has started."""
         if not await self._has_begun():
             self._spec = self._spec.model_copy(update=dict(changed))
             return
@@ -365,7 +369,7 @@ class AsyncConversation(Generic[OutputT]):
         await self._place.do(self._place.client.change(self.id, change, model=model))
 
     async def _opened(self) -> Place:
-        """Return the place where it runs; what is not there yet is started."""
+        """Return the place where it runs; start it if needed."""
         if self._is_disconnected:
             raise UsageError("The conversation is disconnected.", remedy="Make another object for it, with its id.")
         async with self._opening:
@@ -383,14 +387,14 @@ class AsyncConversation(Generic[OutputT]):
         return await Place.private(self.id, self._spec.agent_spec(), self._spec.place(), environment)
 
     async def _has_begun(self) -> bool:
-        """Say whether the conversation exists. A new one does not, so nothing is started to find out."""
+        """Return whether the conversation exists. A new one does not, so this starts nothing."""
         if self._place is None and not self._is_disconnected and not self._is_named:
             return False
         await self._opened()
         return self._is_begun
 
     async def _begun(self) -> ConversationClient:
-        """Return the client of a conversation that has begun; raises `NotBegun` of another."""
+        """Return the client of a started conversation; raises `NotBegun` otherwise."""
         place = await self._opened()
         if not self._is_begun:
             raise NotBegun

@@ -11,7 +11,7 @@ from deckhands.client.protocol import ConversationClient
 
 
 class AsyncFiles:
-    """Files of the workspace; paths in it are relative to it. It is there from the first action on."""
+    """Files of the workspace; paths are relative to it. The workspace exists from the first action on."""
 
     def __init__(self, client: Callable[[], Awaitable[ConversationClient]], conversation_id: Callable[[], str]) -> None:
         self._client = client
@@ -22,7 +22,7 @@ class AsyncFiles:
         return await (await self._client()).files.read(self._id(), path)
 
     async def write(self, path: str, content: bytes | str) -> None:
-        """Write a file, which appears whole; see `WorkspaceFiles.write`."""
+        """Write a file, which appears atomically; see `WorkspaceFiles.write`."""
         await (await self._client()).files.write(self._id(), path, content)
 
     async def upload(self, source: str | os.PathLike[str], path: str) -> None:
@@ -34,5 +34,5 @@ class AsyncFiles:
         await (await self._client()).files.download(self._id(), path, Path(target))
 
     async def list(self, path: str = ".") -> list[FileEntry]:
-        """Return what is in a directory; see `WorkspaceFiles.list`."""
+        """Return the entries of a directory; see `WorkspaceFiles.list`."""
         return await (await self._client()).files.list(self._id(), path)

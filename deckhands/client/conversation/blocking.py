@@ -32,7 +32,7 @@ class Loop:
         self._portal: BlockingPortal | None = None
 
     def call(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
-        """Run something in the loop and return its result. Must not be called in the loop's own thread."""
+        """Run a coroutine function in the loop and return its result. Must not be called in the loop's own thread."""
         if self._portal is None:
             self._portal = self._stack.enter_context(start_blocking_portal())
         result: R = self._portal.call(work)
@@ -53,7 +53,7 @@ class Blocking(Generic[A]):
 
 
 class BlockingMethod(Generic[P, R]):
-    """A method of the twin that is waited for."""
+    """A blocking form of a coroutine method of the twin."""
 
     def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> None:
         self._method = method
@@ -66,7 +66,7 @@ class BlockingMethod(Generic[P, R]):
     def __get__(self, instance: Blocking[Any], owner: type) -> Callable[P, R]: ...
 
     def __get__(self, instance: Blocking[Any] | None, owner: type) -> BlockingMethod[P, R] | Callable[P, R]:
-        """Bind it."""
+        """Bind the method to an object."""
         if instance is None:
             return self
         method = self._method
@@ -92,7 +92,7 @@ class BlockingIterator(Generic[P, R]):
     def __get__(self, instance: Blocking[Any], owner: type) -> Callable[P, Iterator[R]]: ...
 
     def __get__(self, instance: Blocking[Any] | None, owner: type) -> BlockingIterator[P, R] | Callable[P, Iterator[R]]:
-        """Bind it."""
+        """Bind the method to an object."""
         if instance is None:
             return self
         method = self._method

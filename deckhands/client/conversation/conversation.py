@@ -20,7 +20,7 @@ from deckhands.client.tasks.spec import TaskFields
 
 
 class Files(Blocking[AsyncFiles]):
-    """Files of the workspace; paths in it are relative to it. It is there from the first action on."""
+    """Files of the workspace; paths are relative to it. The workspace exists from the first action on."""
 
     read = blocking(AsyncFiles.read)
     write = blocking(AsyncFiles.write)
@@ -42,15 +42,15 @@ class ConversationFields(TaskFields, total=False):
 
 
 class _Twin(AsyncConversation[OutputT], Generic[OutputT]):
-    """Callbacks of a blocking program may block, and may call the conversation: they get a thread."""
+    """Runs callbacks in a thread, because those of a blocking program may block and may call the conversation."""
 
     is_threaded = True
 
 
 class Conversation(Blocking[AsyncConversation[OutputT]], Generic[OutputT]):
-    """One conversation with an agent; see `AsyncConversation` for the arguments and what each method does.
+    """One conversation with an agent; see `AsyncConversation` for the arguments and the methods.
 
-    A callback is called in another thread.
+    Callbacks are called in another thread.
     """
 
     __signature__ = inspect.signature(AsyncConversation)
@@ -69,7 +69,7 @@ class Conversation(Blocking[AsyncConversation[OutputT]], Generic[OutputT]):
 
     @property
     def id(self) -> str:
-        """Of the conversation; see `AsyncConversation`."""
+        """The id of the conversation; see `AsyncConversation`."""
         return self.twin.id
 
     @property
@@ -84,7 +84,7 @@ class Conversation(Blocking[AsyncConversation[OutputT]], Generic[OutputT]):
         self.disconnect()
 
     def disconnect(self) -> None:
-        """End what was started for it here; see `AsyncConversation.disconnect`. Idempotent."""
+        """Stop the private workers, or close the connection; see `AsyncConversation.disconnect`. Idempotent."""
         try:
             self.loop.call(self.twin.disconnect)
         finally:
@@ -100,7 +100,7 @@ class Conversation(Blocking[AsyncConversation[OutputT]], Generic[OutputT]):
         return self.loop.call(lambda: self.twin.wait(timeout_seconds=timeout_seconds))
 
     def fork(self, *, at: int | None = None, model: str | None = None, title: str = "") -> Self:
-        """Return a conversation that begins with this one's events; see `AsyncConversation.fork`."""
+        """Return a conversation that starts from a copy of this one's events; see `AsyncConversation.fork`."""
         fork = type(self).__new__(type(self))
         twin = self.loop.call(lambda: self.twin.fork(at=at, model=model, title=title))
         Blocking.__init__(fork, twin, self.loop)

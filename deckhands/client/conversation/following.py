@@ -1,7 +1,7 @@
-"""Following one conversation: each event once, in order, until it has settled; and the words of a reply on their way.
+"""Follow one conversation: each event once, in order, until it has settled; and the pieces of a reply.
 
-Holds: what has been seen is not seen again, by any method; a store that comes back with an older log is followed
-from where it is then.
+Holds: an event is delivered once, whichever method delivers it. If the store comes back with an older log, following
+continues from the end of that log.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from deckhands.client.reading.summary import Tally
 from deckhands.client.watcher import follow
 
 Callback = Callable[[Event], Awaitable[None] | None]
-"""Gets each event."""
+"""Called with each event."""
 
 QUEUED = 1_000
 
 
 class Following:
-    """What has been seen of a conversation.
+    """The events of a conversation that were delivered so far.
 
     Args:
-        callbacks: get each event.
-        is_threaded: callbacks that are not asynchronous are called in a thread, where they may block.
+        callbacks: each gets every event.
+        is_threaded: run callbacks that are not asynchronous in a thread, where they may block.
 
     Attributes:
-        conversation_id: which one.
-        tally: of all that has been seen.
+        conversation_id: the id of the conversation.
+        tally: the tally of all delivered events.
     """
 
     def __init__(self, conversation_id: str, callbacks: Sequence[Callback], *, is_threaded: bool) -> None:
@@ -45,11 +45,11 @@ class Following:
         self._is_at_it = False
 
     async def until_settled(self, place: Place) -> AsyncGenerator[Event]:
-        """Yield what is new until the conversation has settled.
+        """Yield new events until the conversation has settled.
 
         Raises:
-            UsageError: somebody else follows it by this object.
-            BaseException: what a callback raises.
+            UsageError: another task already follows it through this object.
+            BaseException: an error of a callback.
         """
         if self._is_at_it:
             raise UsageError(
@@ -75,7 +75,7 @@ class Following:
             self._is_at_it = False
 
     async def with_pieces(self, place: Place) -> AsyncGenerator[Event | Piece]:
-        """Yield what `until_settled` yields, and the pieces of replies while they are written."""
+        """Yield the events of `until_settled`, and the pieces of replies while they are written."""
         queue: asyncio.Queue[Event | Piece | None] = asyncio.Queue(QUEUED)
 
         async def pump(source: AsyncIterable[Event | Piece], *, is_last: bool) -> None:
@@ -86,7 +86,7 @@ class Following:
                 if is_last:
                     await queue.put(None)
                 if is_last or not isinstance(error, StoreUnavailable | OutcomeUnknown):
-                    raise  # pieces may be missed, events may not
+                    raise  # pieces may be lost, events may not
             else:
                 if is_last:
                     await queue.put(None)

@@ -1,4 +1,4 @@
-"""How a conversation has come to rest, and the errors that only callers of `Conversation` meet."""
+"""The outcome of a settled conversation, and the errors that only callers of `Conversation` get."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ OutputT = TypeVar("OutputT", bound=BaseModel | None, default=None)
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[OutputT]):
-    """How a conversation has come to rest.
+    """The outcome of a settled conversation.
 
     Attributes:
-        summary: all that is known of it, in numbers and a few texts.
+        summary: its numbers and a few texts.
         output: the structured output, as an object of the class that was passed as `output`; None: there is none.
     """
 
@@ -34,25 +34,25 @@ class Outcome(Generic[OutputT]):
 
     @property
     def message(self) -> str:
-        """What the agent said last."""
+        """The agent's last message."""
         return self.summary.message
 
     @property
     def cost_usd(self) -> float:
-        """What it has cost so far."""
+        """Its cost so far."""
         return self.summary.cost_usd
 
     @property
     def asked_id(self) -> int | None:
-        """The action that a person is asked about; None: none."""
+        """The id of the action that awaits confirmation; None: there is none."""
         return self.summary.asked_id
 
 
 class ConversationFailed(DeckhandsError):
-    """A conversation has ended in an error.
+    """A conversation ended in an error.
 
     Attributes:
-        outcome: how.
+        outcome: its outcome.
     """
 
     code = "conversation_failed"
@@ -71,4 +71,4 @@ class NotBegun(UsageError):
     code = "not_begun"
 
     def __init__(self) -> None:
-        super().__init__("The conversation has not begun.", remedy="Send it a message first.")
+        super().__init__("The conversation has not started.", remedy="Send it a message first.")

@@ -1,6 +1,6 @@
-"""Tools that a program hands over as they are, for the workers of its private cluster.
+"""A program's own tools, for the workers of its private cluster.
 
-Holds: a worker imports the module in which the tool stands; nothing is sent but its name.
+Holds: a worker imports the module that defines the tool; only its name is sent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TOOLS, PYTHON_PATH = "DECKHANDS_TOOLS", "PYTHONPATH"
 
 
 def keys_of(tools: Sequence[str | CustomTool]) -> tuple[str, ...]:
-    """Return under which keys tools are offered.
+    """Return the keys under which tools are offered.
 
     Raises:
         UsageError: one is neither a key nor a tool.
@@ -28,16 +28,16 @@ def keys_of(tools: Sequence[str | CustomTool]) -> tuple[str, ...]:
         if not isinstance(tool, str | CustomTool):
             raise UsageError(
                 f"{ascii(tool)[:100]} is not a tool.",
-                remedy="Pass its key, or what `custom_tool` has made.",
+                remedy="Pass its key, or a tool that `custom_tool` returned.",
             )
     return tuple(tool if isinstance(tool, str) else tool.offer.key for tool in tools)
 
 
 def environment_of(tools: Sequence[str | CustomTool], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what tool workers need to know to offer a program's own tools.
+    """Return environment variables that make tool workers offer a program's own tools.
 
     Args:
-        environment: what they know besides.
+        environment: the variables that are set already.
 
     Raises:
         UsageError: a tool has no name in a module that can be imported.
@@ -53,7 +53,7 @@ def environment_of(tools: Sequence[str | CustomTool], environment: Mapping[str, 
 
 
 def _named(tool: CustomTool) -> tuple[str, Path | None]:
-    """Return a tool as `module:name`, and the folder in which the module is."""
+    """Return a tool as `module:name`, and the folder that contains the module."""
     for module_name, module in list(sys.modules.items()):
         for name, value in list(getattr(module, "__dict__", {}).items()):
             if value is not tool:

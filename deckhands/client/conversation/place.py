@@ -1,7 +1,7 @@
-"""Where a conversation runs: on a cluster that runs, or on a private one that is started for it.
+"""The place where a conversation runs: a running cluster, a server, or a private cluster started for it.
 
-Holds: what is started here ends here; the log and the summary of a private one are on disk afterwards, in the folder of
-a run, so that the command line finds them.
+Holds: a private cluster ends with its place; its log and summary stay on disk in the folder of a run, so that the
+command line finds them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def check_cluster(cluster: str | None) -> None:
     """Refuse the address of a cluster that cannot be reached from here.
 
     Raises:
-        UsageError: it is one.
+        UsageError: the address cannot be used.
     """
     if cluster is None:
         return
@@ -66,7 +66,7 @@ def _host_in(address: str) -> str | None:
 
 
 def is_server(cluster: str | None) -> bool:
-    """Say whether an address is that of a server."""
+    """Return whether an address is that of a server."""
     return cluster is not None and cluster.startswith(SERVERS)
 
 
@@ -81,12 +81,12 @@ class Place:
 
     @property
     def is_private(self) -> bool:
-        """Whether it is only for this conversation and its forks."""
+        """Whether it serves only this conversation and its forks."""
         return self._cluster is not None
 
     @classmethod
     async def running(cls, url: str) -> Place:
-        """Connect to a cluster; raises what `Client.connect` does."""
+        """Connect to a cluster; raises the errors of `Client.connect`."""
         return cls(await Client.connect(url, patience_seconds=PATIENCE_SECONDS))
 
     @classmethod
@@ -96,8 +96,8 @@ class Place:
         """Start a private store and workers, in the folder of a run.
 
         Args:
-            agent, workspace: of a conversation that begins; one that has begun here before has its own.
-            environment: for the workers, over that of this process.
+            agent, workspace: those of a new conversation; an existing one has its own.
+            environment: environment variables for the workers, over those of this process.
 
         Raises:
             UsageError: the directory may not be a workspace, or another process works in the folder.
@@ -123,25 +123,25 @@ class Place:
 
     @classmethod
     def at_server(cls, url: str, api_key: str | None, directory: Path | None) -> Place:
-        """Return the conversations of a server.
+        """Return a place on a server.
 
         Args:
-            api_key: None: the one that DECKHANDS_API_KEY holds.
+            api_key: None: DECKHANDS_API_KEY.
             directory: see `RemoteClient`.
         """
         key = FaceSettings.from_env().api_key if api_key is None else api_key
         return cls(RemoteClient(url, key, directory=directory))
 
     async def do(self, work: Awaitable[T]) -> T:
-        """Wait for some work, unless the private cluster breaks first.
+        """Await a coroutine, unless the private cluster fails first.
 
         Raises:
-            DeckhandsError: what broke it.
+            DeckhandsError: the failure of the cluster.
         """
         return await work if self._cluster is None else await unless_broken(work, self._cluster.until_broken())
 
     async def aclose(self) -> None:
-        """Disconnect; of a private cluster, keep the log and end everything. Idempotent."""
+        """Disconnect; save the log of a private cluster and end its processes. Idempotent."""
         try:
             for conversation_id, folder in self._folders.items():
                 await self._record(conversation_id, folder)
@@ -151,7 +151,7 @@ class Place:
             await self._closing.aclose()
 
     async def _record(self, conversation_id: str, folder: RunFolder) -> None:
-        """Write what `deckhands logs` and `show` read of a run that is over."""
+        """Write the files that `deckhands logs` and `show` read for a finished run."""
         if not isinstance(self.client, Client) or not await self.client.exists(conversation_id):
             return
         events = await self.client.events(conversation_id, is_whole=True, is_lenient=True)

@@ -1,4 +1,4 @@
-"""What a log tells people: summaries, costs, lines for a terminal.
+"""Readable forms of a log: summaries, costs, lines for a terminal.
 
 Start with: summary.
 """

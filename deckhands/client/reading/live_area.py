@@ -1,8 +1,8 @@
-r"""Lines at the bottom of a terminal that are replaced in place, while everything else is printed above them.
+"""Lines at the bottom of a terminal that are replaced in place, while everything else is printed above them.
 
-Holds: the lines are cleaned and cut to the width of the terminal, so none wraps and all can be taken away again. What
-is printed and the lines below it are sent in one write.
-Does not: use the whole screen, or keep anything on it once it is closed.
+Holds: the lines are cleaned and cut to the width of the terminal, so none wraps and all can be erased again. Printed
+text and the lines below it are sent in one write.
+Does not: use the whole screen, or leave anything on it once it is closed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LiveArea:
         self._is_hidden = False
 
     def show(self, lines: Sequence[str]) -> None:
-        """Put lines in place of those that are there; nothing is sent if nothing changes."""
+        """Replace the lines; nothing is sent if nothing changes."""
         fitting = self._fitted(lines)
         if fitting == self._lines and (self._drawn or not fitting):
             return
@@ -34,21 +34,21 @@ class LiveArea:
         self._send("")
 
     def above(self, lines: Iterable[str]) -> None:
-        """Print lines above; each was cleaned, and may have colours."""
+        """Print cleaned lines above, which may have colours."""
         self._send("".join(f"{line}\n" for line in lines))
 
     def hide(self) -> None:
-        """Take the lines away until `unhide`, so that a person can type where they were."""
+        """Erase the lines until `unhide`, so that the user can type in their place."""
         self._is_hidden = True
         self._send("")
 
     def unhide(self) -> None:
-        """Bring the lines back."""
+        """Show the lines again."""
         self._is_hidden = False
         self._send("")
 
     def close(self) -> None:
-        """Take the lines away."""
+        """Erase the lines."""
         self._lines = []
         self._send("")
 

@@ -1,11 +1,11 @@
-"""Metrics: what a conversation's model calls have cost, by OpenHands' rules (4.5, 4.7).
+"""Metrics: the cost of a conversation's model calls, by OpenHands' rules (4.5, 4.7).
 
-A reply's cost, tokens and latency stand once in the log, in its `ModelReply`. Metrics are a fold of those: at the end
-(`metrics_of` a log), at any event (of the log up to it), and between two events (`diff`).
+A reply's cost, tokens and latency are stored once in the log, in its `ModelReply`. Metrics are a fold of those: at the
+end (`metrics_of` a log), at any event (of the log up to it), and between two events (`diff`).
 
 Holds: values; `a.merge(b).diff(a)` has the costs, latencies and usages of `b`; counts are never negative.
 Differs: nothing is attached to events, because the log has it already; `context_window` is 0, because a reply does not
-say what its model could have taken.
+record its model's window.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CACHED = ("cache_read_tokens", "cache_write_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one call has cost, in USD; `timestamp` is seconds since the epoch."""
+    """The cost of one call in USD; `timestamp` is seconds since the epoch."""
 
     model: str
     cost: float
@@ -31,7 +31,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class ResponseLatency:
-    """How long one call took, in seconds."""
+    """The duration of one call, in seconds."""
 
     model: str
     latency: float
@@ -52,7 +52,7 @@ class TokenUsage:
     response_id: str = ""
 
     def __add__(self, other: TokenUsage) -> TokenUsage:
-        """Sum the counts; the window is the larger, the turn the latter's, model and response the former's."""
+        """Add the counts; keep the larger window, the right operand's turn, and the left one's model and response."""
         return replace(
             self,
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
@@ -64,7 +64,7 @@ class TokenUsage:
         )
 
     def __sub__(self, baseline: TokenUsage) -> TokenUsage:
-        """Subtract the counts of an earlier moment; no turn is left over."""
+        """Subtract the counts of an earlier moment; the turn is dropped."""
         return replace(
             self,
             prompt_tokens=self.prompt_tokens - baseline.prompt_tokens,
@@ -77,7 +77,7 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class DelegateCost:
-    """What one delegate has used up, its own delegates included.
+    """The usage of one delegate, including its own delegates.
 
     Attributes:
         per_model: calls, cost and tokens by model; empty if its report is older than this field.
@@ -98,12 +98,12 @@ class DelegateCost:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """What calls have cost, call by call and in all.
+    """The cost of calls, one by one and in total.
 
     Attributes:
         max_budget_per_task: None: no limit.
         costs, response_latencies, token_usages: one for each call, in order. A call of unknown price has no cost.
-        delegates: those that have ended. The sums above include what they have used up; the lists do not.
+        delegates: those that have ended. The sums above include their usage; the lists do not.
     """
 
     accumulated_cost: float = 0.0
@@ -116,7 +116,7 @@ class Metrics:
 
     @property
     def model_name(self) -> str:
-        """The model that calls belong to which name none."""
+        """The model of calls that name none."""
         return self.accumulated_token_usage.model
 
     def with_cost(self, cost: float, *, model: str, at: datetime | None) -> Metrics:
@@ -132,7 +132,7 @@ class Metrics:
         return replace(self, accumulated_cost=self.accumulated_cost + cost, costs=(*self.costs, added))
 
     def with_latency(self, latency: float, *, model: str, response_id: str) -> Metrics:
-        """Add how long a call took; less than nothing counts as nothing."""
+        """Add the duration of a call; a negative one counts as 0."""
         added = ResponseLatency(model or self.model_name, max(0.0, latency), response_id)
         return replace(self, response_latencies=(*self.response_latencies, added))
 
@@ -142,7 +142,7 @@ class Metrics:
         return replace(self, accumulated_token_usage=total, token_usages=(*self.token_usages, usage))
 
     def merge(self, other: Metrics) -> Metrics:
-        """Add all calls of another; its budget counts only where there is none."""
+        """Add all calls of other metrics; their budget is used only if this has none."""
         return replace(
             self,
             accumulated_cost=self.accumulated_cost + other.accumulated_cost,
@@ -157,9 +157,9 @@ class Metrics:
         )
 
     def diff(self, baseline: Metrics) -> Metrics:
-        """Return what came after an earlier moment of the same metrics.
+        """Return the calls since an earlier moment of the same metrics.
 
-        Differs: costs are told apart by their number as the rest is, because two calls may end in the same moment.
+        Differs: costs are matched by number, like the rest, because two calls may end in the same moment.
         """
         return replace(
             self,
@@ -178,7 +178,7 @@ class Metrics:
         return fields | {name: list(fields[name]) for name in ("costs", "response_latencies", "token_usages")}
 
     def totals(self) -> dict[str, Any]:
-        """Return the sums, the number of calls, and how long the calls took on average and at most, in seconds."""
+        """Return the sums, the number of calls, and the average and longest latency in seconds."""
         latencies = [found.latency for found in self.response_latencies]
         usage = self.accumulated_token_usage
         return {
@@ -194,10 +194,10 @@ class Metrics:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the metrics that `get` made the fields of.
+        """Return metrics from the fields that `get` returned.
 
         Raises:
-            KeyError, TypeError: they are not.
+            KeyError, TypeError: the fields are not those of metrics.
         """
         return cls(
             accumulated_cost=fields["accumulated_cost"],
@@ -210,7 +210,7 @@ class Metrics:
         )
 
     def per_model(self) -> dict[str, dict[str, Any]]:
-        """Return the totals of each model, what delegates have asked of it included; latencies are its own calls'."""
+        """Return the totals of each model, including the calls of delegates; latencies exclude those of delegates."""
         found = {name: metrics.totals() for name, metrics in self.by_model().items()}
         for delegate in self.delegates:
             for name, used in delegate.per_model.items():
@@ -220,7 +220,7 @@ class Metrics:
         return found
 
     def has_unknown_price(self, model: str) -> bool:
-        """Say whether calls of a model, or a delegate's, count as nothing because their price is not known."""
+        """Return whether calls of a model, or of a delegate, count as 0 because their price is not known."""
         own = self._of(model)
         is_unknown = len(own.costs) < len(own.token_usages)
         return is_unknown or any(found.has_unknown_cost and model in found.per_model for found in self.delegates)
@@ -263,10 +263,10 @@ def with_reply(metrics: Metrics, reply: ModelReply) -> Metrics:
 
 
 def with_delegate(metrics: Metrics, ended: DelegateEnded, agent: str) -> Metrics:
-    """Return the metrics after a delegate's report, of which the first counts.
+    """Return the metrics after a delegate's report; only its first report counts.
 
     Args:
-        agent: what its parent calls it.
+        agent: the delegate's name in its parent.
     """
     if any(delegate.delegate_id == ended.delegate_id for delegate in metrics.delegates):
         return metrics
@@ -280,7 +280,7 @@ def with_delegate(metrics: Metrics, ended: DelegateEnded, agent: str) -> Metrics
         completion_tokens=ended.completion_tokens,
         cache_read_tokens=cached[0],
         cache_write_tokens=cached[1],
-        per_turn_token=metrics.accumulated_token_usage.per_turn_token,  # the latest turn is still one's own
+        per_turn_token=metrics.accumulated_token_usage.per_turn_token,  # the latest turn stays the conversation's own
     )
     cost = DelegateCost(
         delegate_id=ended.delegate_id,
@@ -298,17 +298,17 @@ def with_delegate(metrics: Metrics, ended: DelegateEnded, agent: str) -> Metrics
 
 
 class MetricsFold:
-    """The metrics of a log in the making. A reply costs the same however many there have been."""
+    """The metrics of a growing log. Adding a reply takes constant time."""
 
     def __init__(self) -> None:
-        self._sums = Metrics()  # all but the single calls
+        self._sums = Metrics()  # everything except the lists of calls
         self._costs: list[Cost] = []
         self._latencies: list[ResponseLatency] = []
         self._usages: list[TokenUsage] = []
         self._agents: dict[int, str] = {}
 
     def add(self, event: Event) -> None:
-        """Take in the next event."""
+        """Add the next event."""
         if isinstance(event, ConversationCreated):
             self._sums = Metrics(0.0, event.limits.max_budget_usd, TokenUsage(model=event.agent.llm.model or ""))
         elif isinstance(event, ModelReply):
@@ -324,7 +324,7 @@ class MetricsFold:
 
     @property
     def sums(self) -> Metrics:
-        """The metrics so far without the single calls."""
+        """The metrics so far, without the lists of calls."""
         return self._sums
 
     def metrics(self) -> Metrics:
@@ -338,7 +338,7 @@ class MetricsFold:
 
 
 def metrics_of(events: Iterable[Event]) -> Metrics:
-    """Return the metrics of a log, or of its beginning."""
+    """Return the metrics of a log, or of its first events."""
     fold = MetricsFold()
     for event in events:
         fold.add(event)

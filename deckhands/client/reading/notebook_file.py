@@ -1,10 +1,10 @@
-"""The notebooks of private runs: a file for each user's project in the home directory.
+"""The notebooks of private runs: one file per user and project, in the home directory.
 
-A run's store is its own, so the notebook is put into it when the run begins, and what the run's log says about notes
-is done to the file as it happens.
+A run has its own store. The notebook is copied into it when the run starts, and each event of the log about notes is
+applied to the file as it happens.
 
-Holds: the same event may be taken in again; a note that was forgotten does not come back with an old log; several runs
-may write at once.
+Holds: applying an event twice is harmless; an old log does not bring back a forgotten note; several runs may write at
+once.
 """
 
 from __future__ import annotations
@@ -61,19 +61,19 @@ class NotebookFile:
             content.notes[note.id] = note
 
     def forget(self, note_id: str) -> bool:
-        """Remove a note for good; False when there is none with this id."""
+        """Remove a note permanently; return False if there is none with this id."""
         with self._changing() as content:
             content.forgotten.append(note_id)
             return content.notes.pop(note_id, None) is not None
 
     def erase(self) -> None:
-        """Remove all notes for good."""
+        """Remove all notes permanently."""
         with self._changing() as content:
             content.forgotten += content.notes
             content.notes.clear()
 
     def take_in(self, event: Event) -> None:
-        """Do what an event of a run says about notes; nothing for any other event. Idempotent."""
+        """Apply an event about notes; other events are ignored. Idempotent."""
         if isinstance(event, NoteObservation):
             if event.forgotten:
                 self.forget(event.forgotten)
@@ -81,7 +81,7 @@ class NotebookFile:
                 self.write(event.written)
 
     async def put_into(self, notebooks: Notebooks, notebook: Notebook) -> None:
-        """Make a store's notebook what this one is."""
+        """Replace a store's notebook with a copy of this one."""
         await notebooks.erase(notebook)
         for note in self.notes:
             await notebooks.write(notebook, note)
@@ -98,7 +98,7 @@ class NotebookFile:
 
     @contextmanager
     def _changing(self) -> Iterator[_Content]:
-        """Give the content to be changed, and write it whole if nothing is raised."""
+        """Yield the content for changes, and write it atomically unless an error is raised."""
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -118,14 +118,15 @@ class NotebookFile:
 
 
 def notebooks_in(folder: Path) -> Mapping[Notebook, int]:
-    """Return every notebook in a folder and how many notes it holds, sorted.
+    """Return every notebook in a folder and its number of notes, sorted.
 
     Raises:
         UsageError: one cannot be read.
     """
     found = {}
     for path in sorted(folder.glob(f"*/*{SUFFIX}")):
-        user, project = path.parent.name.removesuffix(MARK), path.name.removesuffix(SUFFIX)
+        user = path.parent.name.removesuffix(MARK)
+        project = path.name.removesuffix(SUFFIX)
         notes = NotebookFile(folder, MemorySpec(user=user, project=project)).notes
         found[Notebook("", user, project)] = len(notes)
     return found

@@ -1,6 +1,6 @@
-"""How the verbs print: results on standard output, everything else on standard error.
+"""Output of commands: results on standard output, everything else on standard error.
 
-Holds: colour and redrawing only on a terminal; all of it goes through `deckhands.client.reading.terminal`.
+Holds: colour and redrawing only on a terminal; all output goes through `deckhands.client.reading.terminal`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from deckhands.client.reading.terminal import (
 )
 
 CALLS_REMEMBERED = 8
-"""How many calls back the parts of a reply are known that was printed while the model wrote it."""
+"""The number of recent calls whose printed pieces are remembered."""
 GAP = "  "
 LAST_COLUMN = 20
-"""How many columns of the screen the last column of a table gets before others are left out for it."""
+"""The minimum width of a table's last column; other columns are left out to keep it."""
 UNCONFINED = "none: commands can do all that their tool worker's user can"
 
 
@@ -43,10 +43,10 @@ def print_json(value: Any) -> None:
 
 
 def note(text: str) -> None:
-    """Print a notice on standard error, if anybody reads it."""
+    """Print a notice on standard error, if it is open."""
     try:
         print_text(clean_line(text, limit=1_000), err=True)
-    except BrokenPipeError:  # what is left in the buffer would change the exit code
+    except BrokenPipeError:  # the rest of the buffer would change the exit code
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     except OSError:
         return
@@ -54,7 +54,7 @@ def note(text: str) -> None:
 
 @contextmanager
 def outliving_reader(on_gone: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Continue when the reader of standard output has gone, and drop what is printed after that."""
+    """Continue after the reader of standard output has closed it, and drop further output."""
     try:
         yield
     except BrokenPipeError:
@@ -73,7 +73,7 @@ class EventPrinter:
         self._is_in_line = False
 
     def event(self, event: Event) -> None:
-        """Print an event, unless a reader does not need it, or has read it while the model wrote it."""
+        """Print an event, unless readers do not need it or its pieces were printed already."""
         if self._as_json:
             print_ascii(event_line(event) + "\n")
             return
@@ -83,15 +83,15 @@ class EventPrinter:
             print_coloured(lines)
 
     def question(self, action: RiskyAction) -> None:
-        """Print the action that a person is asked to confirm, and how to answer."""
+        """Print the action that awaits confirmation, and how to answer."""
         print_coloured(["", *self._renderer.question(action)])
         print_text("`deckhands confirm ID` runs it, `deckhands reject ID` refuses it.")
 
     def piece(self, piece: Piece) -> None:
-        """Print a part of a reply on standard error while the model writes it. The whole reply follows as an event."""
+        """Print a piece of a reply on standard error while the model writes it. The whole reply follows as an event."""
         if piece.kind == "superseded":
             self._streamed.pop(piece.call, None)
-            text = f"\n[{piece.call}: the call failed and its output is dropped; another model is asked]"
+            text = f"\n[{piece.call}: the call failed and its output is dropped; another model is called]"
             print_coloured([self._renderer.styled(text, "dim")], err=True, end="")
             return
         if piece.call != self._call or piece.kind != self._kind:
@@ -107,16 +107,16 @@ class EventPrinter:
         note(text)
 
     def close(self) -> None:
-        """Take away what is not to stay; plain lines stay."""
+        """Erase temporary lines; plain lines stay."""
 
     @asynccontextmanager
     async def asking(self) -> AsyncIterator[None]:
-        """Leave the terminal to a person who answers."""
+        """Leave the terminal to the user while they type an answer."""
         yield
 
     @asynccontextmanager
     async def live(self) -> AsyncIterator[None]:
-        """Keep up to date what is not to stay."""
+        """Keep temporary lines up to date."""
         yield
 
     def _remember(self, piece: Piece) -> None:
@@ -125,7 +125,7 @@ class EventPrinter:
             del self._streamed[next(iter(self._streamed))]
 
     def _end_line(self) -> None:
-        """End the line of a reply that the model has written so far."""
+        """End the line of a partly written reply."""
         if self._is_in_line:
             print_text("", err=True)
         self._is_in_line = False
@@ -142,10 +142,10 @@ class EventPrinter:
 
 
 def _are_read_together() -> bool:
-    """Say whether standard output and standard error lead to one terminal, file or pipe."""
+    """Return whether standard output and standard error go to the same terminal, file or pipe."""
     try:
         return os.path.samestat(os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno()))
-    except (OSError, ValueError):  # one is not a file
+    except (OSError, ValueError):  # one of them is not a file
         return sys.stdout.isatty() and sys.stderr.isatty()
 
 
@@ -157,14 +157,14 @@ def cost_text(cost_usd: float, *, is_whole: bool) -> str:
 
 
 def summary_lines(summary: Summary) -> list[str]:
-    """Return a summary as lines, one fact a line."""
+    """Return a summary as lines, one fact per line."""
     cost = cost_text(summary.cost_usd, is_whole=not summary.has_unknown_cost)
     facts = {
         "State": summary.state + (f": {summary.last_error}" if summary.last_error else ""),
         "Details": "" if summary.error_detail in summary.last_error else summary.error_detail,
         "Remedy": summary.remedy,
         "Begins": f"not before {shown(summary.not_before)}" if summary.not_before else "",
-        "Expires": f"unless it has begun by {shown(summary.expires)}" if summary.expires else "",
+        "Expires": f"unless it has started by {shown(summary.expires)}" if summary.expires else "",
         "Conversation": summary.conversation_id,
         "Title": summary.title,
         "Labels": " ".join(f"{name}={value}" for name, value in sorted(summary.labels.items())),
@@ -189,13 +189,13 @@ def _unkept_budget(summary: Summary) -> str:
     budget = summary.metrics.max_budget_per_task
     if budget is None or not summary.has_unknown_cost:
         return ""
-    return f"; the budget of ${budget:.2f} counts only calls whose price is known"
+    return f"; the budget of ${budget:.2f} covers only calls of known price"
 
 
 def _estimated(summary: Summary) -> str:
     if not summary.estimated_calls:
         return ""
-    return f"; estimated for {counted(summary.estimated_calls, 'call')} whose tokens the provider did not count"
+    return f"; estimated for {counted(summary.estimated_calls, 'call')} without token counts from the provider"
 
 
 def _cached(metrics: Metrics) -> str:
@@ -242,9 +242,9 @@ def table(
     """Return a table as lines, its columns as wide as their widest cell.
 
     Args:
-        columns: how wide a line may be: then the last column is cut, and before it gets too narrow, others are left
-            out; None: as wide as it is.
-        spare: the heads of the columns that are left out, the first one first.
+        columns: the maximum width of a line. The last column is cut to fit; before it gets too narrow, other columns
+            are left out. None: no maximum.
+        spare: the heads of the columns that may be left out, in that order.
     """
     cleaned = [list(head), *([clean_line(cell, limit=60) for cell in row] for row in rows)]
     left_out = list(spare)
@@ -254,13 +254,14 @@ def table(
             del row[position]
     widths = _widths(cleaned)
     lines = [
-        GAP.join(_padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cleaned
+        GAP.join(cell + " " * (width - width_of(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cleaned
     ]
     return lines if columns is None else [fitted(line, columns) for line in lines]
 
 
 def _rest(rows: Sequence[Sequence[str]], columns: int) -> int:
-    """Return how many columns are left, if the last one of the table gets what it needs, or `LAST_COLUMN`."""
+    """Return the width left after giving the last column its full width, or `LAST_COLUMN`."""
     *widths, last = _widths(rows)
     return columns - sum(widths) - len(GAP) * len(widths) - min(last, LAST_COLUMN)
 
@@ -269,10 +270,6 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
     return [max(width_of(cell) for cell in column) for column in zip(*rows, strict=True)]
 
 
-def _padded(cell: str, width: int) -> str:
-    return cell + " " * (width - width_of(cell))
-
-
 def shown(moment: datetime) -> str:
-    """Return a time as people read it, in UTC and without fractions."""
+    """Format a time for display, in UTC and without fractions."""
     return f"{(moment + timedelta(microseconds=500_000)).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,7 +1,7 @@
 """Events as lines for a terminal.
 
-Holds: whatever an event holds, nothing of it can move the cursor, change colours, set the title, reverse the reading
-direction or hide: control characters reach the terminal spelt out.
+Holds: the content of an event cannot move the cursor, change colours, set the title, reverse the reading direction or
+hide: control characters are printed as escapes.
 Does not: show everything; `logs --json` and `export` do.
 """
 
@@ -27,7 +27,7 @@ from deckhands.client.reading.terminal import clean
 MAX_COLUMNS = 2_000
 MAX_ASKED_LINES = 10_000
 MAX_ASKED_COLUMNS = 100_000
-"""Who agrees to something has to see the whole of it, however much there is to scroll."""
+"""A user who confirms an action must see all of it, however long it is."""
 
 _RESET = "\x1b[0m"
 _STYLES = {"bold": "\x1b[1m", "dim": "\x1b[2m", "red": "\x1b[31m", "green": "\x1b[32m", "cyan": "\x1b[36m"}
@@ -36,8 +36,8 @@ _STYLES = {"bold": "\x1b[1m", "dim": "\x1b[2m", "red": "\x1b[31m", "green": "\x1
 class Renderer:
     """Turns the events of a log into lines, in order, with colour or without.
 
-    Actions of one turn of the model, and their results, have the number of the action before each line. A failure that
-    one event reports and the next one repeats is shown once.
+    If one turn of the model has several actions, their lines and those of their results start with the number of the
+    action. A failure that one event reports and the next one repeats is shown once.
     """
 
     def __init__(self, *, is_coloured: bool) -> None:
@@ -46,14 +46,14 @@ class Renderer:
         self._failure = ""
 
     def styled(self, text: str, style: str) -> str:
-        """Return a text of ours in a style: bold, dim, red, green or cyan."""
+        """Return one of our own texts in a style: bold, dim, red, green or cyan."""
         return f"{_STYLES[style]}{text}{_RESET}" if self._is_coloured and text else text
 
     def lines(self, event: Event, *, shown: str = "") -> list[str]:
-        """Return the lines to show for an event; none for what a reader does not need.
+        """Return the lines to show for an event; none if readers do not need it.
 
         Args:
-            shown: what the reader has already seen of the model's reply; it is not repeated.
+            shown: the part of the model's reply that was printed before; it is not repeated.
         """
         mark = self._number_of(event)
         if not event.is_shown_to_people or self._repeats_failure(event):
@@ -61,7 +61,7 @@ class Renderer:
         return [f"{self.styled(mark, 'dim')}{line}" for line in self._blocks(_unseen(event, shown))]
 
     def asked(self, action: Action) -> list[str]:
-        """Return the lines that show somebody who is asked about an action everything that it would do."""
+        """Return the lines of an action that awaits confirmation, with everything it would do."""
         whole = (replace(paragraph, max_lines=MAX_ASKED_LINES) for paragraph in action.asked)
         return list(self._blocks(whole, max_columns=MAX_ASKED_COLUMNS))
 
@@ -70,7 +70,7 @@ class Renderer:
         return [f"The agent asks to run action {action.id} (risk {action.security_risk.name}):", *self.asked(action)]
 
     def _number_of(self, event: Event) -> str:
-        """Return what stands before the lines of an action that others run beside, and of its result."""
+        """Return the prefix for the lines of an action of a parallel turn, and of its result."""
         call = event.tool_call_metadata
         if isinstance(event, Action) and call is not None and call.total_calls_in_response > 1:
             self._numbered.add(event.id)
@@ -78,7 +78,7 @@ class Renderer:
         return f"[{event.cause}] " if event.cause in self._numbered else ""
 
     def _repeats_failure(self, event: Event) -> bool:
-        """Say whether the event only repeats the failure that the one before it has shown."""
+        """Return whether the event only repeats the failure of the event before it."""
         failure, self._failure = self._failure, ""
         if isinstance(event, ModelCallFailed) and event.retry_at is None:
             self._failure = event.content
@@ -90,8 +90,10 @@ class Renderer:
             yield from self._block(paragraph, max_columns)
 
     def _block(self, paragraph: Paragraph, max_columns: int) -> Iterator[str]:
-        """Yield the first and the last lines of a text behind its mark; nothing for an empty text."""
-        mark, style, max_lines = paragraph.mark, paragraph.style, paragraph.max_lines
+        """Yield the first and the last lines of a text after its mark; nothing for an empty text."""
+        mark = paragraph.mark
+        style = paragraph.style
+        max_lines = paragraph.max_lines
         lines = clean(paragraph.text).strip("\n").split("\n")
         if lines == [""]:
             return
@@ -105,7 +107,7 @@ class Renderer:
 
 
 def _unseen(event: Event, shown: str) -> Iterable[Paragraph]:
-    """Return what an event says, without the words of the model that were shown; what it does is always said."""
+    """Return the texts of an event without the model's words shown before; actions are always included."""
     if not shown or not isinstance(event, Action) or event.source is not EventSource.AGENT:
         return event.paragraphs
     return [part for part in event.paragraphs if part.style == "cyan" or not _is_in(part.text.strip(), shown)]

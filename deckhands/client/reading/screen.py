@@ -1,6 +1,6 @@
-"""Events as a person wants to read them on a terminal: what the agent thinks, does and gets, step by step.
+"""Events for interactive reading on a terminal: the agent's thoughts, actions and results, step by step.
 
-Holds: the same texts as in plain lines, cleaned the same way; only colour, folding, space and the model's reasoning
+Holds: the same texts as in plain lines, cleaned the same way; only colour, folding, spacing and the model's reasoning
 differ.
 Does not: print anything; see `deckhands.cli.screen_printer`.
 """
@@ -16,11 +16,11 @@ from deckhands.client.reading.rendering import Renderer
 from deckhands.client.reading.terminal import clean
 
 FOLDED_LINES = 12
-"""How many lines of an output are shown; the rest is counted."""
+"""The number of lines shown of an output; the others are counted."""
 FOLDED_DIFF_LINES = 40
 FOLDED_THOUGHT_LINES = 8
 FOLDED_COLUMNS = 400
-"""At how many characters a line is cut, so that one line does not fill the screen."""
+"""The length at which a line is cut, so that one line does not fill the screen."""
 UNFOLDED_LINES, UNFOLDED_COLUMNS = 1_000_000, 1_000_000
 
 _HUNK = re.compile(r"^@@ -\d", re.MULTILINE)
@@ -30,8 +30,8 @@ _MODEL_MARK = "~ "
 class ScreenRenderer(Renderer):
     """Turns the events of a log into coloured lines for a terminal.
 
-    A step begins with an empty line. Diffs are coloured line by line. Long outputs are folded, unless everything is
-    wanted.
+    A step starts with an empty line. Diffs are coloured line by line. Long outputs are folded, unless `everything` is
+    set.
     """
 
     def __init__(self, *, is_whole: bool = False) -> None:
@@ -46,11 +46,11 @@ class ScreenRenderer(Renderer):
         return ["", *found] if found and isinstance(event, Action) else found
 
     def diff(self, patch: str) -> list[str]:
-        """Return the lines of a patch in their colours, whole."""
+        """Return all lines of a patch in their colours."""
         return [self.styled(line, self._style_of(line)) for line in clean(patch).rstrip("\n").split("\n")]
 
     def _reasoning(self, reply: ModelReply) -> list[str]:
-        """Return what the model has thought before its reply, as far as its provider tells."""
+        """Return the model's reasoning before its reply, if its provider returns it."""
         if reply.service != "agent":
             return []
         texts = [block.get("thinking") for block in reply.thinking_blocks]
@@ -74,7 +74,7 @@ class ScreenRenderer(Renderer):
             yield self.styled(full, style) if style else full
 
     def _limits(self, paragraph: Paragraph, max_columns: int, *, is_diff: bool) -> tuple[int, int]:
-        """Return how many lines of a text are shown, and how many characters of each."""
+        """Return the number of lines to show of a text, and of characters per line."""
         if self._is_whole:
             return UNFOLDED_LINES, UNFOLDED_COLUMNS
         if is_diff:
@@ -91,7 +91,7 @@ class ScreenRenderer(Renderer):
 
 
 def _folded(lines: list[str], limit: int) -> list[str]:
-    """Return the first lines and the last ones, and how many are between them."""
+    """Return the first lines, the last ones, and the number of lines between them."""
     if len(lines) <= limit:
         return lines
     head = limit // 3

@@ -1,7 +1,7 @@
-"""What the money of a conversation went to, as its log tells.
+"""The breakdown of a conversation's cost by purpose, read from its log.
 
-Holds: a value made from events; the parts add up to what the replies cost.
-Does not: know what calls cost that brought no reply; the ledger keeps what was reserved for them.
+Holds: a value made from events; the parts add up to the cost of the replies.
+Does not: include failed calls; the ledger keeps their reservations.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from broker.contract import Action, ConversationCreated, Event, ModelCallFailed,
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """Where it went, in USD.
+    """Cost by purpose, in USD.
 
     Attributes:
-        work_usd: replies that led on, and critics' verdicts.
-        retries_usd: replies of which no tool call could be understood, so that the model was asked again.
-        loops_usd: replies that say and call exactly what the one before them did.
+        work_usd: replies that made progress, and critics' verdicts.
+        retries_usd: replies without an understandable tool call, after which the model was called again.
+        loops_usd: replies with exactly the texts and calls of the reply before.
         condensation_usd: summaries of long histories.
-        calls: replies in all.
-        failed_calls: calls that brought none.
-        unpriced_calls: replies whose price is not known; they count as nothing.
+        calls: all replies.
+        failed_calls: calls without a reply.
+        unpriced_calls: replies of unknown price; they count as 0.
     """
 
     work_usd: float = 0.0
@@ -36,7 +36,7 @@ class Spending:
 
     @property
     def spent_usd(self) -> float:
-        """All of it."""
+        """The sum of all parts."""
         return self.work_usd + self.retries_usd + self.loops_usd + self.condensation_usd
 
     def __add__(self, other: Spending) -> Spending:
@@ -44,13 +44,14 @@ class Spending:
 
 
 def spending_of(events: Iterable[Event]) -> Spending:
-    """Return what a conversation's money went to."""
+    """Return the breakdown of a conversation's cost."""
     log = list(events)
     understood = {
         event.tool_call_metadata.reply_id for event in log if isinstance(event, Action) and event.tool_call_metadata
     }
     total, before = Spending(), None
-    inherited = log[0].forked_at if log and isinstance(log[0], ConversationCreated) else 0  # another one has paid it
+    # another conversation has paid for it
+    inherited = log[0].forked_at if log and isinstance(log[0], ConversationCreated) else 0
     for event in log[inherited:]:
         if isinstance(event, ModelCallFailed):
             total += Spending(failed_calls=1)

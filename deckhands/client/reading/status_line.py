@@ -1,4 +1,4 @@
-"""How a conversation stands, as one line: step, tokens, cost, time, and what happens now.
+"""The status line of a conversation: step, tokens, cost, time and current activity.
 
 Holds: a fold of its log; the same events and the same time give the same line.
 """
@@ -17,7 +17,7 @@ SPINNER = "|/-\\"
 
 
 class Standing:
-    """What the line says, in the making."""
+    """The status line of a growing log."""
 
     def __init__(self) -> None:
         self.tally = Tally()
@@ -26,7 +26,7 @@ class Standing:
         self._summary: Summary | None = None
 
     def add(self, event: Event) -> None:
-        """Take in the next event."""
+        """Add the next event."""
         self.tally.add(event)
         self._summary = None
         self._failed = event if isinstance(event, ModelCallFailed) and event.retry_at is not None else None
@@ -37,7 +37,7 @@ class Standing:
 
     @property
     def summary(self) -> Summary | None:
-        """The summary of what was taken in; None before the first event."""
+        """The summary of the events so far; None before the first event."""
         if self._summary is None and self.tally.last_event_id:
             self._summary = self.tally.summary()
         return self._summary
@@ -46,8 +46,8 @@ class Standing:
         """Return the line.
 
         Args:
-            turn: which picture of the turning mark is shown.
-            waits_for: what it waits for by the index, in a word; empty: nothing.
+            turn: the frame of the spinner.
+            waits_for: the wait reason of the index; empty: it does not wait.
         """
         summary = self.summary
         if summary is None:
@@ -67,14 +67,14 @@ class Standing:
         return GAP.join(part for part in parts if part)
 
     def _activity(self, now: datetime, waits_for: str) -> str:
-        """Say what happens now."""
+        """Return a description of the current activity."""
         status = self.tally.status
         if status.is_settled or status.state is not AgentState.RUNNING:
             return status.state.value.replace("_", " ")
         if self._running:
             action = next(iter(self._running.values()))
             more = f" and {len(self._running) - 1} more" if len(self._running) > 1 else ""
-            # An action that a fork took over waits here only since the fork began.
+            # A fork has waited for a copied action only since the fork was created.
             summary = self.summary
             times = [at for at in (action.timestamp, summary.started if summary else None) if at is not None]
             since = f" ({span((now - max(times)).total_seconds())})" if action.timestamp else ""
@@ -99,14 +99,14 @@ def short_number(number: int) -> str:
 
 
 def short_cost(summary: Summary) -> str:
-    """Return the cost in a few characters; a lower bound is marked, and nothing is said if no price is known."""
+    """Return the cost in a few characters; a lower bound is marked, and a wholly unknown cost is empty."""
     if summary.has_unknown_cost:
         return f">= ${summary.cost_usd:.4f}" if summary.cost_usd else "cost unknown"
     return f"${summary.cost_usd:.4f}"
 
 
 def span(seconds: float) -> str:
-    """Return a time as `m:ss`, or `h:mm:ss`."""
+    """Format a duration as `m:ss`, or `h:mm:ss`."""
     whole = max(0, int(seconds))
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

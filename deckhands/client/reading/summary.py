@@ -1,4 +1,4 @@
-"""The result of a conversation as one small object: a fold of its log.
+"""The summary of a conversation: a small object, folded from its log.
 
 Holds: the same events give the same summary, whether it is read from a live store or from a file.
 """
@@ -38,10 +38,10 @@ LIMIT_ERRORS = (
     "RuntimeError: Agent reached maximum number of tokens for conversation.",
     "RuntimeError: Agent reached maximum time for conversation.",
 )
-"""How the error of a conversation begins that has used up a limit (OpenHands section 4.3 and 4.4)."""
+"""The first words of the error in a conversation that reached a limit (OpenHands section 4.3 and 4.4)."""
 
 _CHECK_MODEL = "Check the model's name (LLM_MODEL or --model) and LLM_BASE_URL."
-_CHECK_SERVER = "Check LLM_BASE_URL and the network; NO_PROXY names servers that a proxy is not to be asked for."
+_CHECK_SERVER = "Check LLM_BASE_URL and the network; NO_PROXY lists servers that are reached without a proxy."
 REMEDIES = {
     "authentication": "Check LLM_API_KEY.",
     "bad_request": _CHECK_MODEL,
@@ -50,17 +50,17 @@ REMEDIES = {
     "service_unavailable": _CHECK_SERVER,
     "timeout": _CHECK_SERVER,
 }
-"""What to do about a failed model call, by its code."""
+"""Suggestions for a failed model call, by its code."""
 
 _LATER = ("not_before", "expires", "metrics", "outputs", "asked_id", "sandbox", "has_ipython", "delegates", "labels")
-"""Fields that earlier versions have not left."""
+"""Fields missing in summaries of earlier versions."""
 
 
 TIMES = ("started", "updated", "not_before", "expires")
 
 
 class ExitCode(IntEnum):
-    """How a command of the CLI ends."""
+    """The exit codes of the CLI's commands."""
 
     FINISHED = 0
     ERROR = 1
@@ -79,23 +79,23 @@ class Summary:
 
     Attributes:
         state: the agent's state, see `AgentState`.
-        iterations: steps of the model that brought a reply.
-        cost_usd: delegates that have ended included, as in the tokens; a lower bound if `has_unknown_cost`.
-        estimated_calls: calls whose usage the provider has not counted, so that their tokens and costs are estimated.
-        duration_seconds: from the first event to the last; of a fork, without what it shares with its origin.
-        last_error: the error it ended with, or the last failed model call that was not made up for; or empty.
+        iterations: steps of the model with a reply.
+        cost_usd: includes finished delegates, like the tokens; a lower bound if `has_unknown_cost`.
+        estimated_calls: calls without usage from the provider, whose tokens and costs are estimated.
+        duration_seconds: from the first event to the last; of a fork, without the events copied from its origin.
+        last_error: the error it ended with, or the last failed model call without a later success; or empty.
         error_code: the class of that error or failed call, or empty.
-        error_detail: what the provider said to it, or empty.
-        message: what the agent said last: its final thought, its reason to refuse, its question.
-        outputs: the structured output of its finish; empty as long as no finish counts.
-        asked_id: the action that a person is asked to confirm; None for none.
-        sandbox: what was asked for, `auto` among it; `none` also where something ran without one; empty: not known.
+        error_detail: the provider's text about it, or empty.
+        message: the agent's last message: its final thought, its reason to refuse, its question.
+        outputs: the structured output of its finish; empty while no finish counts.
+        asked_id: the action that awaits confirmation; None for none.
+        sandbox: the requested sandbox, possibly `auto`; `none` also if something ran without one; empty: not known.
         has_ipython: the agent can run cells.
-        delegates: whom it can hand tasks to, by name: the agent and its model, as far as that is named.
-        metrics: cost, tokens and latency of every call, and what each delegate has used up.
-        labels: what its producer has written on it.
-        not_before: when it may begin; None: it has begun, or may at once.
-        expires: by when it has to have begun; None: it has, or may whenever it can.
+        delegates: the agents to which it can delegate, by name: each agent and its model, if it is named.
+        metrics: cost, tokens and latency of every call, and the usage of each delegate.
+        labels: the labels that its producer has set.
+        not_before: the earliest time at which it may start; None: it has started, or may at once.
+        expires: the latest time at which it may start; None: it has started, or there is no limit.
     """
 
     conversation_id: str
@@ -130,7 +130,7 @@ class Summary:
 
     @property
     def remedy(self) -> str:
-        """What to do about the last failed model call, or empty."""
+        """A suggestion for the last failed model call, or empty."""
         return REMEDIES.get(self.error_code, "")
 
     def as_json(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class Summary:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the summary that `as_json` made the fields of.
+        """Return a summary from the fields that `as_json` returned.
 
         Raises:
             KeyError, TypeError, ValueError: they are not the fields of a summary.
@@ -167,7 +167,7 @@ class Summary:
 
     @property
     def exit_code(self) -> ExitCode:
-        """How a command ends that ran this conversation until it settled."""
+        """The exit code of a command that ran this conversation until it settled."""
         match self.state:
             case AgentState.FINISHED:
                 return ExitCode.FINISHED
@@ -183,7 +183,7 @@ class Summary:
 
 
 def words_in(events: Sequence[Event]) -> list[int]:
-    """Return the places of what a summary of events quotes: what the agent has said last, and its last finish."""
+    """Return the places of the texts that a summary quotes: the agent's last message, and its last finish."""
     places: dict[bool, int] = {}
     for place, event in enumerate(events):
         is_finish = isinstance(event, AgentFinishAction)
@@ -194,7 +194,7 @@ def words_in(events: Sequence[Event]) -> list[int]:
 
 
 class Tally:
-    """A summary in the making."""
+    """A summary of a growing log."""
 
     def __init__(self) -> None:
         self.status = Status()
@@ -217,7 +217,7 @@ class Tally:
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Self:
-        """Take in a log, or its beginning."""
+        """Return the tally of a log, or of its first events."""
         tally = cls()
         for event in events:
             tally.add(event)
@@ -225,18 +225,19 @@ class Tally:
 
     @property
     def last_event_id(self) -> int:
-        """The id of the last event taken in; 0 before the first."""
+        """The id of the last event added; 0 before the first."""
         return self._last.id if self._last else 0
 
     def add(self, event: Event) -> None:
-        """Take in the next event."""
+        """Add the next event."""
         was = self.status.state
         self._metrics.add(event)
         self.status = self.status.after(event)
         self._last = event
         self._started = self._started or event.timestamp
         if event.timestamp is not None and self._started is not None:
-            self._updated = max(event.timestamp, self._started)  # what a fork shares with its origin is older than it
+            # events copied from a fork's origin are older than the fork
+            self._updated = max(event.timestamp, self._started)
         match event:
             case ConversationCreated():
                 self._created = event
@@ -270,9 +271,9 @@ class Tally:
                 self._sandbox = "none"
 
     def summary(self) -> Summary:
-        """Return the summary of what was taken in so far; the first event must be among it."""
+        """Return the summary of the events so far, which must include the first event."""
         created = self._created
-        assert created is not None, "a log begins with its ConversationCreated"
+        assert created is not None, "a log starts with its ConversationCreated"
         metrics = self._metrics.metrics()
         seconds = (self._updated - self._started).total_seconds() if self._started and self._updated else 0.0
         return Summary(
@@ -308,7 +309,7 @@ class Tally:
         )
 
     def _change(self, change: ConversationChanged) -> None:
-        """Take in what a person has changed in what the conversation was created as."""
+        """Apply a user's change to the properties of the conversation."""
         changes: dict[str, Any] = {"labels": change.labels} if change.labels is not None else {}
         if change.agent is not None:
             changes["agent"] = change.agent

@@ -1,10 +1,10 @@
-r"""The one way to the terminal: what is sent there, and what never is.
+r"""The only way to the terminal: all output passes here and is cleaned.
 
-Most of what a person reads was written by somebody else: a model, a file, a repository, a producer. A terminal obeys
-what it is sent: it moves its cursor, sets titles and links, overwrites what was there.
+Most displayed text comes from elsewhere: a model, a file, a repository, a producer. A terminal obeys control
+sequences: it moves its cursor, sets titles and links, overwrites earlier text.
 
-Holds: what a terminal would obey or hide is spelt out, as in `\x1b`; nothing is dropped.
-Does not: decide what is shown, see `deckhands.client.reading.rendering` and `deckhands.client.reading.output`.
+Holds: characters that a terminal would obey or hide are printed as escapes, such as `\x1b`; nothing is dropped.
+Does not: decide what to show, see `deckhands.client.reading.rendering` and `deckhands.client.reading.output`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import TextIO
 import click
 
 _UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # what a terminal obeys
-    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f"  # what reorders a line or is not seen
-    "\ud800-\udfff]"  # what no terminal can be sent
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # obeyed by terminals
+    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f"  # reorders a line, or is invisible
+    "\ud800-\udfff]"  # cannot be sent to a terminal
 )
 
 
 def clean(text: str) -> str:
-    r"""Return text that a terminal shows as it is, whole: what it would obey or hide is spelt out, as in `\x1b`.
+    r"""Return the whole text with control and invisible characters as escapes, such as `\x1b`.
 
     Nothing is dropped: a command that hides behind an escape sequence is still a command.
     """
@@ -41,26 +41,27 @@ def clean_line(text: str, *, limit: int = 200) -> str:
 
 
 def is_coloured(stream: TextIO) -> bool:
-    """Say whether a stream gets colours: a terminal, unless NO_COLOR or TERM=dumb forbids it."""
-    from deckhands.settings import wants_colour  # late: `--help` prints by this module, and settings cost pydantic
+    """Return whether a stream gets colours: a terminal, unless NO_COLOR or TERM=dumb forbids it."""
+    # late: `--help` prints through this module, and importing the settings costs pydantic
+    from deckhands.settings import wants_colour
 
     return stream.isatty() and wants_colour()
 
 
 def is_redrawn(stream: TextIO) -> bool:
-    """Say whether lines on a stream can be replaced: on a terminal, unless TERM=dumb."""
+    """Return whether lines on a stream can be replaced: on a terminal, unless TERM=dumb."""
     from deckhands.settings import can_redraw
 
     return stream.isatty() and can_redraw()
 
 
 def columns_of(stream: TextIO) -> int | None:
-    """Return how many columns a stream has; None: it is no terminal, and lines may be as long as they are."""
+    """Return the number of columns of a stream; None: it is no terminal, and lines may have any length."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def width_of(text: str) -> int:
-    """Return how many columns a cleaned line takes: two for a wide character, none for one that combines."""
+    """Return the width of a cleaned line in columns: two for a wide character, none for a combining one."""
     if text.isascii():
         return len(text)
     wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
@@ -68,7 +69,7 @@ def width_of(text: str) -> int:
 
 
 def fitted(line: str, columns: int) -> str:
-    """Return a cleaned line cut to this many columns, with `…` where something is missing."""
+    """Return a cleaned line cut to this many columns, with `…` at the cut."""
     if width_of(line) <= columns:
         return line
     while line and width_of(line) > columns - 1:
@@ -77,33 +78,33 @@ def fitted(line: str, columns: int) -> str:
 
 
 def print_text(text: str, *, err: bool = False, end: str = "\n") -> None:
-    """Print a text, its control characters spelt out."""
+    """Print a text, with control characters as escapes."""
     click.echo(clean(text) + end, err=err, nl=False)
 
 
 def print_coloured(lines: Iterable[str], *, err: bool = False, end: str = "\n") -> None:
-    """Print lines of a `Renderer`, which has cleaned them and has decided on colour."""
+    """Print lines of a `Renderer`, which are cleaned and coloured already."""
     for line in lines:
         click.echo(line + end, err=err, nl=False, color=True)
 
 
 def redraw(line: str) -> None:
-    """Put a line in place of the one that the cursor is on, on standard error, which is a terminal."""
+    """Replace the line at the cursor, on standard error, which is a terminal."""
     click.echo(f"\r\x1b[K{clean(line)}", nl=False, err=True, color=True)
 
 
 def redraw_lines(lines: Sequence[str], before: int) -> None:
-    """Put lines in place of the last `before` lines that this printed on standard error, which is a terminal."""
+    """Replace the last `before` lines that were printed here, on standard error, which is a terminal."""
     up = f"\x1b[{before}A" if before else ""
     body = "".join(f"\r\x1b[K{clean(line)}\n" for line in lines)
     click.echo(f"{up}{body}\x1b[J", nl=False, err=True, color=True)
 
 
 def draw(text: str, *, on: TextIO | None = None) -> None:
-    """Send text that consists of cleaned parts and of sequences of ours.
+    """Send text made of cleaned parts and our own control sequences.
 
     Args:
-        on: A terminal; None: standard output, whatever it is now.
+        on: a terminal; None: the current standard output.
     """
     stream = sys.stdout if on is None else on
     stream.write(text)
@@ -111,18 +112,18 @@ def draw(text: str, *, on: TextIO | None = None) -> None:
 
 
 def ask(question: str) -> None:
-    """Print a question on standard error; the answer is typed behind it."""
+    """Print a question on standard error and return the typed answer."""
     sys.stderr.write(clean(question))
     sys.stderr.flush()
 
 
 def print_patch(patch: bytes) -> None:
-    """Print a patch: as the bytes that `git apply` takes, or readable on a terminal, which would obey some of them."""
+    """Print a patch: as the exact bytes for `git apply`, or cleaned on a terminal."""
     if sys.stdout.isatty():
         patch = clean(patch.decode("utf-8", "backslashreplace")).encode("utf-8", "backslashreplace")
     click.echo(patch, nl=False)
 
 
 def print_ascii(text: str) -> None:
-    """Print lines of JSON as they are; JSON in ASCII has no control characters."""
+    """Print lines of JSON unchanged; JSON in ASCII has no control characters."""
     click.echo(text, nl=False)

@@ -1,27 +1,32 @@
 """The chain from a conversation's state to the cause: facts in, links out.
 
-Holds: pure; every reason in `WaitReason` is explained here. A link states only what the facts contain: an unknown time,
-place or name is left out.
+Holds: pure; every reason in `WaitReason` is explained here. A link states only facts: an unknown time, place or name is
+left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 
-from broker.contract import TERMINAL_STATES, AgentState
-from broker.log import WaitReason
+from broker.contract import TERMINAL_STATES, Action, AgentState
+from broker.log import WaitReason, delegate_conversation
 from broker.runtime import counted
-from deckhands.client.reasons.facts import Facts
+from deckhands.client.reading.summary import REMEDIES
+from deckhands.client.reasons.facts import ActionFact, BudgetFact, Facts, NodeFact, PlaceInLine, WorkerFact
 from deckhands.client.reasons.link import Cause, Link, Why
-from deckhands.client.reasons.model_waits import batch, budget, model_call
-from deckhands.client.reasons.persons import answer, confirmation, dead_letter, end, loop, paused
-from deckhands.client.reasons.work_waits import delegates, held, tools
+
+ERROR_CHARS = 300
+QUESTION_CHARS = 1_000
+SHOWN_ACTIONS = 10
+SENTENCE_CHARS = 200
+START_CONTROLLER = "Start a controller worker: `deckhands up`, or its service."
 
 Explanation = Callable[[Facts], list[Link]]
 
 
 def why_of(facts: Facts) -> Why:
-    """Return why a conversation is in its current state."""
+    """Return the chain of reasons for a conversation's current state."""
     state, waits_for = facts.history.status.state, facts.wait_reason
     links = [_seen(facts), *_causes(facts)]
     return Why(facts.conversation_id, state.value, waits_for, facts.now, tuple(links))
@@ -58,12 +63,11 @@ def _causes(facts: Facts) -> list[Link]:
 
 def _away(facts: Facts) -> Link:
     if facts.is_run:
-        text, remedy = (
-            "It belongs to a run that is not in progress.",
-            f"`deckhands run --resume {facts.conversation_id}`",
-        )
+        text = "It belongs to a run that is not in progress."
+        remedy = f"`deckhands run --resume {facts.conversation_id}`"
     else:
-        text, remedy = "It has left the store and rests in the archive.", f"`deckhands restore {facts.conversation_id}`"
+        text = "It has left the store and rests in the archive."
+        remedy = f"`deckhands restore {facts.conversation_id}`"
     return Link(Cause.ARCHIVED, text, facts.history.updated, remedy=remedy)
 
 
@@ -91,17 +95,17 @@ def _unread(facts: Facts) -> list[Link]:
 
 
 def _scheduled(facts: Facts) -> list[Link]:
-    """Say when it begins."""
+    """Explain a scheduled start."""
     begins = facts.row.not_before if facts.row is not None else None
     begins = begins or (facts.history.created.not_before if facts.history.created else None)
     since = facts.history.created.timestamp if facts.history.created else None
-    expires = f" It expires if it has not begun by {facts.expires:%Y-%m-%d %H:%M:%S} UTC." if facts.expires else ""
+    expires = f" It expires if it has not started by {facts.expires:%Y-%m-%d %H:%M:%S} UTC." if facts.expires else ""
     link = Link(
         Cause.SCHEDULED,
-        f"It was submitted to begin later.{expires}",
+        f"It was submitted to start later.{expires}",
         since,
         begins,
-        f"`deckhands resume {facts.conversation_id}` begins it at once.",
+        f"`deckhands resume {facts.conversation_id}` starts it at once.",
         {"expires": facts.expires.isoformat()} if facts.expires else {},
     )
     return [link]
@@ -115,10 +119,386 @@ def _newer_worker(facts: Facts) -> list[Link]:
         f"A newer version of Deckhands has written to its log, and older workers cannot continue it. {running}",
         facts.history.updated,
         facts.parked_until,
-        "Start a controller worker of the newer version; every few seconds one looks whether it can.",
+        "Start a controller worker of the newer version; it takes the conversation within seconds.",
         {"controllers": facts.controllers},
     )
     return [link]
+
+
+def model_call(facts: Facts) -> list[Link]:
+    """Explain a wait for a quota, or for the next attempt."""
+    return quota(facts) if facts.history.deferral is not None else retry(facts)
+
+
+def quota(facts: Facts) -> list[Link]:
+    """Explain a wait for a quota, with the place in its queue."""
+    deferral, queue = facts.history.deferral, facts.quota
+    models = deferral.waits_for if deferral else None
+    if queue is not None:
+        models = queue.models
+    what = f"the quota of {models}" if models else "the quota of its model"
+    details: dict[str, object] = {"models": models} if models else {}
+    place = "."
+    if queue is not None:
+        details |= {"waiting": queue.waiting}
+        if queue.before is None:
+            place = ": its turn has come, or it asks again for a place."
+        else:
+            place = f": {counted(queue.before, 'conversation')} of {queue.waiting} that wait there go first."
+            details |= {"position": queue.before + 1}
+    link = Link(
+        Cause.QUOTA,
+        f"Its next model call waits for its turn at {what}{place}",
+        deferral.timestamp if deferral else None,
+        deferral.expected_at if deferral else None,
+        f"A larger quota in DECKHANDS_QUOTAS, another key of the model, or another model:"
+        f" `deckhands set {facts.conversation_id} --model NAME`.",
+        details,
+    )
+    return [link]
+
+
+def retry(facts: Facts) -> list[Link]:
+    """Explain a failed call, and the time of the next attempt."""
+    failure = facts.history.failure
+    if failure is None:
+        return []
+    attempts = f" of {failure.attempts}" if failure.attempts else ""
+    said = " ".join(failure.content.split())[:ERROR_CHARS]
+    again = f" at {failure.retry_at:%H:%M:%S} UTC" if failure.retry_at else ""
+    link = Link(
+        Cause.RETRY,
+        f"It is parked for attempt {failure.attempt + 1}{attempts} of its model call{again}. The latest failed"
+        f" ({failure.code}): {said}",
+        failure.timestamp,
+        failure.retry_at,
+        REMEDIES.get(failure.code)
+        or f"It is retried automatically; `deckhands message {facts.conversation_id} TEXT` retries it at once.",
+        {"code": failure.code, "attempt": failure.attempt + 1, "attempts": failure.attempts},
+    )
+    return [link]
+
+
+def budget(facts: Facts) -> list[Link]:
+    """Explain an exhausted budget."""
+    deferral, found = facts.history.deferral, facts.budget
+    name = deferral.waits_for if deferral else None
+    if found is not None:
+        name = found.account.name
+    left, details = _left(found)
+    link = Link(
+        Cause.BUDGET,
+        f"Its next model call has no room in the budget of {name or 'its tenant or experiment'}{left}.",
+        deferral.timestamp if deferral else None,
+        None,
+        f"`deckhands budget add {name or 'ACCOUNT'} USD`, or room that other conversations leave.",
+        ({"account": name} if name else {}) | details,
+    )
+    return [link]
+
+
+def _left(found: BudgetFact | None) -> tuple[str, dict[str, object]]:
+    if found is None or found.account.limit_usd is None:
+        return "", {}
+    account = found.account
+    text = f": ${account.spent_usd + account.lost_usd:.4f} of ${account.limit_usd:.4f} are used up"
+    text += f", ${account.reserved_usd:.4f} are reserved for calls in flight" if account.reserved_usd else ""
+    text += f", and {counted(found.before, 'conversation')} that came before go first" if found.before else ""
+    return text, {
+        "limit_usd": account.limit_usd,
+        "spent_usd": account.spent_usd,
+        "reserved_usd": account.reserved_usd,
+        "lost_usd": account.lost_usd,
+        "waiting": account.waiting,
+        **({"position": found.before + 1} if found.before is not None else {}),
+    }
+
+
+def batch(facts: Facts) -> list[Link]:
+    """Explain that the call is with the provider."""
+    deferral = facts.history.deferral
+    link = Link(
+        Cause.BATCH,
+        "Its model call is in a batch at the provider, which answers within its own time (often a day).",
+        deferral.timestamp if deferral else None,
+        deferral.expected_at if deferral else None,
+        f"`deckhands cancel {facts.conversation_id}`, and submit it again without a batch.",
+    )
+    return [link]
+
+
+def confirmation(facts: Facts) -> list[Link]:
+    """Explain a pending confirmation."""
+    history, name = facts.history, facts.conversation_id
+    asked_id = history.status.asked_id
+    action = history.asked.get(asked_id) if asked_id is not None else None
+    question = f": {action.sentence[:QUESTION_CHARS]}" if action is not None else "."
+    link = Link(
+        Cause.CONFIRMATION,
+        f"It waits for a user to confirm or reject action {asked_id}{question}",
+        history.changed.timestamp if history.changed else None,
+        remedy=f"`deckhands confirm {name}`, or `deckhands reject {name} --reason …`.",
+        details={"action_id": asked_id},
+    )
+    return [link]
+
+
+def answer(facts: Facts) -> list[Link]:
+    """Explain a wait for an answer to the agent's question."""
+    history = facts.history
+    said = f" It said last: {history.message[:QUESTION_CHARS]}" if history.message else ""
+    link = Link(
+        Cause.ANSWER,
+        f"It waits for a message from a user.{said}",
+        history.changed.timestamp if history.changed else None,
+        remedy=f"`deckhands message {facts.conversation_id} TEXT`.",
+    )
+    return [link]
+
+
+def paused(facts: Facts) -> list[Link]:
+    """Explain a pause, and name its author."""
+    history, operator = facts.history, facts.history.operator
+    who = ""
+    if operator is not None and operator.action in ("pause", "interrupt"):
+        who = f" by {operator.author}" + (f": {operator.reason}" if operator.reason else "")
+    link = Link(
+        Cause.PAUSED,
+        f"It was paused{who or '.'}",
+        history.changed.timestamp if history.changed else None,
+        remedy=f"`deckhands resume {facts.conversation_id}`, or a message.",
+        details={"author": operator.author, "reason": operator.reason} if who and operator else {},
+    )
+    return [link]
+
+
+def loop(facts: Facts) -> list[Link]:
+    """Explain a stop by the policy for loops."""
+    changed = facts.history.changed
+    reason = f": {changed.reason}" if changed is not None and changed.reason else "."
+    link = Link(
+        Cause.LOOP,
+        f"The agent repeated itself, and the policy for loops keeps it from continuing{reason}",
+        changed.timestamp if changed else None,
+        remedy=f"`deckhands recover {facts.conversation_id} wait|go-on|stop`, or a message.",
+        details={"code": changed.code} if changed is not None and changed.code else {},
+    )
+    return [link]
+
+
+def dead_letter(facts: Facts) -> list[Link]:
+    """Explain a dead letter: the workers that died with it, with the last lines of their logs."""
+    workers = [death.from_worker for death in facts.deaths[-3:]]
+    who = f" ({', '.join(workers)})" if workers and facts.shows_workers else ""
+    last = facts.row.fields.get("last_error", "") if facts.row is not None else ""
+    link = Link(
+        Cause.DEAD_LETTER,
+        f"Three workers in a row died while they worked on it{who}, and none takes it any more."
+        + (f" Its last error: {last}" if last else ""),
+        facts.died,
+        remedy=f"Find the cause in the workers' logs; then `deckhands dead requeue {facts.conversation_id}`.",
+        details={"workers": workers} if facts.shows_workers else {},
+        lines=(*facts.history.lines, *(facts.worker_lines if facts.shows_workers else ())),
+    )
+    return [link]
+
+
+def end(facts: Facts) -> list[Link]:
+    """Explain the end, and how to continue."""
+    history, name = facts.history, facts.conversation_id
+    changed, state = history.changed, history.status.state
+    code = changed.code if changed is not None else ""
+    reason = changed.reason if changed is not None else ""
+    text = {
+        AgentState.FINISHED: "The agent has finished.",
+        AgentState.REJECTED: "The agent refused the task, or could not do it.",
+        AgentState.STOPPED: "It was stopped.",
+    }.get(state, f"It ended in an error{f' ({code})' if code else ''}: {reason or 'no reason is known'}")
+    remedy = "A message continues it."
+    if state in (AgentState.ERROR, AgentState.STOPPED):
+        remedy = f"{REMEDIES.get(code, '')} `deckhands resume {name}` continues it.".strip()
+    when = changed.timestamp if changed else None
+    return [Link(Cause.ENDED, text, when, remedy=remedy, details={"code": code} if code else {})]
+
+
+def tools(facts: Facts) -> list[Link]:
+    """Explain a wait for actions, one by one, and why no worker takes them, if none does."""
+    actions = list(facts.history.pending.items())
+    links = [_action(facts, action, facts.actions.get(action_id)) for action_id, action in actions[:SHOWN_ACTIONS]]
+    if len(actions) > SHOWN_ACTIONS:
+        links.append(Link(Cause.ACTION_QUEUED, f"{counted(len(actions) - SHOWN_ACTIONS, 'more action')} wait as well."))
+    if any(link.cause is not Cause.ACTION_RUNS for link in links):
+        links += _node(facts, facts.node)
+        links += _pool(facts)
+    return links
+
+
+def _action(facts: Facts, action: Action, fact: ActionFact | None) -> Link:
+    named = f"Action {action.id} ({' '.join(action.sentence.split())[:SENTENCE_CHARS]})"
+    details: dict[str, object] = {"action_id": action.id, "kind": action.kind}
+    if fact is not None and fact.worker is not None:
+        return _taken(facts, action, fact, fact.worker, (named, details))
+    if fact is not None and fact.place is not None:
+        where, more = _standing(fact.place)
+        return Link(
+            Cause.ACTION_QUEUED,
+            f"{named} waits for a tool worker{where}.",
+            action.timestamp,
+            remedy="More tool workers, or the end of the actions before it.",
+            details=details | more,
+        )
+    return Link(
+        Cause.ACTION_UNSENT,
+        f"{named} is not in a queue yet: its controller worker puts it there.",
+        action.timestamp,
+        remedy="Its controller worker repeats it within a minute if the entry is lost.",
+        details=details,
+    )
+
+
+def _taken(
+    facts: Facts, action: Action, fact: ActionFact, worker: WorkerFact, named: tuple[str, dict[str, object]]
+) -> Link:
+    text, details = named
+    name = f"worker {worker.worker_id}" if facts.shows_workers else "a tool worker"
+    details |= {"worker_id": worker.worker_id} if facts.shows_workers else {}
+    began = fact.began or action.timestamp
+    if worker.left_seconds <= 0:
+        return Link(
+            Cause.WORKER_LOST,
+            f"{text} ran on {name}, which has not been heard of for {-worker.left_seconds:.0f} s.",
+            began,
+            remedy="Another tool worker of its node takes it over; start one if there is none.",
+            details=details,
+        )
+    seconds = max(0.0, (facts.now - began).total_seconds()) if began else 0.0
+    limit = getattr(action, "timeout", None)
+    until = began + timedelta(seconds=limit) if began and isinstance(limit, int | float) else None
+    return Link(
+        Cause.ACTION_RUNS,
+        f"{text} has been running for {seconds:.0f} s on {name}.",
+        began,
+        until,
+        f"It ends; or `deckhands interrupt {facts.conversation_id}` stops it.",
+        details | {"seconds": round(seconds, 1)},
+    )
+
+
+def _node(facts: Facts, node: NodeFact | None) -> list[Link]:
+    if node is None or node.is_alive:
+        return []
+    name = f"the node {node.node}" if facts.shows_workers else "its node"
+    moves = "The workspace is a directory of that node and waits for it." if node.is_fixed else ""
+    moves = moves or "After that time, it continues elsewhere, with its latest checkpoint if there is one."
+    link = Link(
+        Cause.NODE_AWAY,
+        f"The workspace is on {name}, where no tool worker has a heartbeat. {moves}",
+        node.seen,
+        None if node.is_fixed else node.given_up_at,
+        "Start a tool worker on that node.",
+        {"node": node.node} if facts.shows_workers else {},
+    )
+    return [link]
+
+
+def _pool(facts: Facts) -> list[Link]:
+    if not facts.unserved:
+        return []
+    why = facts.unserved if facts.shows_workers else "No running tool worker serves its workspace."
+    remedy = f"Start a tool worker of the pool {facts.pool} with the missing offers."
+    return [Link(Cause.NO_WORKER, why, remedy=remedy, details={"pool": facts.pool})]
+
+
+def delegates(facts: Facts) -> list[Link]:
+    """Explain a wait for delegates, each by its own chain."""
+    links = []
+    for action_id, action in list(facts.history.delegates.items())[:SHOWN_ACTIONS]:
+        conversation_id = delegate_conversation(facts.conversation_id, action_id)
+        why = facts.delegates.get(action_id)
+        state = f", which is {why.state.replace('_', ' ')}" if why is not None else ""
+        links.append(
+            Link(
+                Cause.DELEGATE,
+                f"It waits for its delegate {action.agent}, the conversation {conversation_id}{state}.",
+                action.timestamp,
+                remedy="The delegate ends; or a message to it, or `deckhands cancel` of it.",
+                details={"conversation_id": conversation_id, "action_id": action_id, "agent": action.agent},
+                links=why.links if why is not None else (),
+            )
+        )
+    more = len(facts.history.delegates) - len(links)
+    if more > 0:
+        links.append(Link(Cause.DELEGATE, f"It waits for {counted(more, 'more delegate')} as well."))
+    return links
+
+
+def held(facts: Facts, *, is_waiting: bool) -> list[Link]:
+    """Explain which controller worker owns it, or its place in the queue for one.
+
+    Args:
+        is_waiting: another link explains its wait, so an owner is no cause.
+    """
+    if facts.owner is not None:
+        return _owned(facts, facts.owner, is_waiting=is_waiting)
+    if not facts.controllers:
+        text = "No controller worker is running, and only they take conversations."
+        return [Link(Cause.NO_WORKER, text, facts.history.updated, remedy=START_CONTROLLER)]
+    if facts.place is not None:
+        where, details = _standing(facts.place)
+        link = Link(
+            Cause.QUEUED,
+            f"It waits for a controller worker{where}.",
+            facts.history.updated,
+            remedy="More controller workers, or a higher priority at its submission.",
+            details=details | {"controllers": facts.controllers},
+        )
+        return [link]
+    if facts.parked_until is not None:
+        text = "It is parked, and a controller worker checks it at that time."
+        return [Link(Cause.UNCLAIMED, text, facts.history.updated, facts.parked_until)]
+    text = "No worker has it and it is in no queue; workers look for such conversations every few seconds."
+    return [
+        Link(
+            Cause.UNCLAIMED,
+            text,
+            facts.history.updated,
+            remedy=f"`deckhands resume {facts.conversation_id}` if it stays so.",
+        )
+    ]
+
+
+def _owned(facts: Facts, owner: WorkerFact, *, is_waiting: bool) -> list[Link]:
+    name = f"The controller worker {owner.worker_id}" if facts.shows_workers else "A controller worker"
+    details: dict[str, object] = {"worker_id": owner.worker_id} if facts.shows_workers else {}
+    if owner.left_seconds <= 0:
+        text = f"{name}, which has it, has not been heard of for {-owner.left_seconds:.0f} s; another takes it over."
+        return [Link(Cause.WORKER_LOST, text, facts.history.updated, remedy=START_CONTROLLER, details=details)]
+    if is_waiting:
+        return []
+    busy = f"; it holds {counted(owner.held, 'conversation')}" if owner.held is not None else ""
+    if owner.lag_seconds is not None:
+        busy += f", and its loop was late by {owner.lag_seconds:.1f} s at most"
+        details |= {"lag_seconds": owner.lag_seconds}
+    details |= {"held": owner.held} if owner.held is not None else {}
+    link = Link(
+        Cause.OWNER,
+        f"{name} is alive and has it: it asks the model, or gets to it in its turn{busy}.",
+        facts.history.updated,
+        remedy="The model answers. If this lasts for minutes: the worker's log, its load, the model's server.",
+        details=details,
+    )
+    return [link]
+
+
+def _standing(place: PlaceInLine) -> tuple[str, dict[str, object]]:
+    """Return a place in a queue in words and as values."""
+    details: dict[str, object] = {"queue": place.stream}
+    if place.taken_by:
+        return f" in the queue {place.stream}; a worker has received it and not started it", details
+    if place.before is None:
+        return f" in the queue {place.stream}", details
+    where = f" in the queue {place.stream}, with {place.before} before it"
+    return where, details | {"position": place.before + 1}
 
 
 EXPLANATIONS: Mapping[str, Explanation] = {

@@ -17,9 +17,9 @@ class WorkerFact:
     """A worker.
 
     Attributes:
-        left_seconds: how long its heartbeat still holds; negative: since when it has lapsed.
-        held: how many conversations or actions it has; None: not reported.
-        lag_seconds: how late its loop was; None: not reported.
+        left_seconds: time until its heartbeat expires; negative: time since it has expired.
+        held: the number of conversations or actions it has; None: not reported.
+        lag_seconds: how late its event loop was; None: not reported.
     """
 
     worker_id: str
@@ -33,9 +33,9 @@ class PlaceInLine:
     """A place in a queue.
 
     Attributes:
-        stream: its name, without that of the shard.
-        before: how many entries go first; None: not known.
-        taken_by: the worker that received it and has not begun; empty: none.
+        stream: the name of the stream, without that of the shard.
+        before: the number of entries ahead; None: not known.
+        taken_by: the worker that received it and has not started it; empty: none.
     """
 
     stream: str
@@ -45,10 +45,10 @@ class PlaceInLine:
 
 @dataclass(frozen=True, slots=True)
 class ActionFact:
-    """Where an action is.
+    """The progress of an action.
 
     Attributes:
-        worker: the one that carries it out; None: nobody has begun.
+        worker: the worker that runs it; None: none has started it.
         began: when that worker received it; None: not known.
         place: its place in the queue; None: it is in no queue.
     """
@@ -64,7 +64,7 @@ class NodeFact:
     """The node of a workspace.
 
     Attributes:
-        is_alive: it has a tool worker whose heartbeat holds.
+        is_alive: it has a tool worker with a valid heartbeat.
         given_up_at: when its workspaces move elsewhere; None: it was never seen.
         is_fixed: the workspace is a named directory on it, and cannot move.
     """
@@ -87,7 +87,7 @@ class QuotaFact:
 
 @dataclass(frozen=True, slots=True)
 class BudgetFact:
-    """An account; `before` is how many go first, or None if the conversation does not wait for the account."""
+    """A budget account; `before` is the number of conversations ahead, or None if it does not wait here."""
 
     account: Account
     before: int | None
@@ -101,19 +101,19 @@ class Facts:
         now: the store's time.
         row: its row in the index; None: the conversation is in no store.
         is_run: it belongs to a run of this machine, which is not in progress if it is in no store.
-        history: what its log says.
-        owner: the controller worker that has it; None: nobody.
-        place: where it waits for a controller worker; None: in no queue.
-        parked_until: when a worker looks at it again; None: it is not parked.
-        expires: the latest time at which it may begin.
+        history: the relevant part of its log.
+        owner: the controller worker that owns it; None: none.
+        place: its place in the queue for a controller worker; None: in no queue.
+        parked_until: when a worker checks it again; None: it is not parked.
+        expires: the latest time at which it may start.
         died: when it was found to have crashed three workers; None: it was not.
         deaths: the workers that died with it, the latest last.
-        controllers: how many controller workers are alive.
+        controllers: the number of running controller workers.
         actions: the actions in `history.pending`, by id.
         pool: the pool of its workspace.
-        unserved: why no running tool worker takes its actions; empty: one does.
+        unserved: the reason why no running tool worker takes its actions; empty: one does.
         delegates: the explanations of the delegates that it waits for, by action; None: too many, or too deep.
-        worker_lines: what the logs of workers on this machine say about it, the latest last.
+        worker_lines: lines about it in the logs of workers on this machine, the latest last.
         shows_workers: the reader may know the names of workers and nodes.
     """
 
@@ -141,5 +141,5 @@ class Facts:
 
     @property
     def wait_reason(self) -> str:
-        """What it waits for, according to the index."""
+        """Its wait reason in the index."""
         return self.row.wait_reason if self.row is not None else ""

@@ -1,4 +1,4 @@
-"""What the log of a conversation says about its waits: a fold, like a summary.
+"""The waits in the log of a conversation: a fold, like a summary.
 
 Holds: pure; the same events give the same history.
 """
@@ -38,19 +38,19 @@ TEXT_CHARS = 300
 
 @dataclass(slots=True)
 class History:
-    """What a log says about waits.
+    """The parts of a log that explain waits.
 
     Attributes:
         created: its first event; None if the log is empty.
         changed: the latest change of the agent's state.
-        pending: actions for tool workers without an observation, in order, except those that a person is asked about.
-        delegates: those that a step waits for, by the action that asks for each.
+        pending: actions for tool workers without an observation, in order, except those that await confirmation.
+        delegates: those that a step waits for, by their delegating action.
         failure: the latest failed call, until one succeeds.
-        deferral: why the next call has to wait, until it may be made.
+        deferral: the reason why the next call has to wait, until it may be made.
         message: the agent's latest message, or empty.
         unread: the first message or request that the agent has not noticed.
-        operator: the latest action of a person through the server.
-        lines: the latest events, as lines for people.
+        operator: the latest action of an operator through the server.
+        lines: the latest events, as readable lines.
         updated: when the log was last written.
     """
 
@@ -70,7 +70,7 @@ class History:
     lines: list[str] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
-        """Take in the next event."""
+        """Add the next event."""
         self.status = self.status.after(event)
         self.updated = event.timestamp or self.updated
         if self.status.is_unanswered:
@@ -85,7 +85,9 @@ class History:
             case ConversationBegun():
                 self.begun = True
             case AgentStateChangedObservation():
-                self._change(event)
+                self.changed = event
+                if event.agent_state not in (AgentState.RUNNING, AgentState.RATE_LIMITED):
+                    self.deferral = None
             case DelegateEnded():
                 self.delegates.pop(event.delegate_id, None)
             case Observation():
@@ -106,11 +108,6 @@ class History:
                 self.message = event.content
             case Action():
                 self._act(event)
-
-    def _change(self, event: AgentStateChangedObservation) -> None:
-        self.changed = event
-        if event.agent_state not in (AgentState.RUNNING, AgentState.RATE_LIMITED):
-            self.deferral = None
 
     def _answer(self, event: Observation) -> None:
         if isinstance(event, InterruptedObservation):

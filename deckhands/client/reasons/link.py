@@ -1,4 +1,4 @@
-"""An explanation: a chain of links, each with its times and with what would change it."""
+"""An explanation: a chain of links, each with its times and with its remedy."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class Link:
     """One step from a conversation's state to the cause.
 
     Attributes:
-        text: one sentence for a person. It may contain text that a model or a command wrote.
-        since: when it began, aware UTC; None: not known.
-        until: when it is expected to end; None: unknown.
-        remedy: what would change it, as a sentence; empty: only time.
+        text: one sentence for the user. It may contain text from a model or a command.
+        since: the time of its start, aware UTC; None: not known.
+        until: its expected end; None: unknown.
+        remedy: a sentence with the action that would resolve it; empty: only time.
         details: the same as values: numbers, names and ids.
         lines: lines of a log, the latest last.
         links: the explanation of another conversation that is the cause; `details` names it.
@@ -78,7 +78,7 @@ class Link:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Return a link from the fields that `as_json` made.
+        """Return a link from the fields that `as_json` returned.
 
         Raises:
             KeyError, TypeError, ValueError: these are not the fields of a link.
@@ -98,11 +98,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Why a conversation is in its current state.
+    """The chain of reasons for a conversation's current state.
 
     Attributes:
         state: the agent's state.
-        wait_reason: what it waits for, as a word of the index; empty: it does not wait, or it waits for a person.
+        wait_reason: the wait reason in the index; empty: it does not wait, or it waits for a user.
         at: when the store was read, aware UTC.
         links: from the state to the cause; at least one.
     """
@@ -125,7 +125,7 @@ class Why:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Return an explanation from the fields that `as_json` made; raises what `Link.from_json` does."""
+        """Return an explanation from the fields that `as_json` returned; raises the errors of `Link.from_json`."""
         return cls(
             fields["conversation_id"],
             fields["state"],

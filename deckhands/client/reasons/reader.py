@@ -1,34 +1,47 @@
-"""Facts about a conversation, read from the store around the pure core.
+"""Facts about a conversation, read from the store and from workers' logs around the pure core.
 
-Holds: reads only; delegates are followed for `MAX_DEPTH` levels and `MAX_CONVERSATIONS` in all.
-Keys: reads those of the conversation, of queues (see `queues`) and of workers, and `parked`, `dead` and `nodes`.
+Holds: reads only; delegates are followed for `MAX_DEPTH` levels and `MAX_CONVERSATIONS` in all. Invalid entries of a
+queue count as absent. A place in a queue is a snapshot, not a promise of a turn; finding it reads at most `MOST_BEFORE`
+entries.
+Keys: reads those of the conversation and of workers, `parked`, `dead` and `nodes`; of queues `deck:{k}:ready…`,
+`deck:{k}:act:…`, `deck:{k}:turns:…`, `deck:{0}:quota:…` and `deck:{0}:budget:…`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from broker.contract import Event
 from broker.coordination import FIELD, Member, find_placement, members, read_figures, serves_pool
+from broker.limits import Ledger, Pool
 from broker.log import ConversationRow, Conversations, WaitReason, delegate_conversation
-from broker.runtime import UnknownConversation, from_millis
-from broker.store import LARGEST, Store, ask, number, pairs, text
+from broker.runtime import DeckhandsError, StoreMisconfigured, UnknownConversation, from_millis
+from broker.store import LARGEST, ShardKeys, Store, ask, number, pairs, text
 from deckhands.client.reasons.chain import why_of
-from deckhands.client.reasons.facts import ActionFact, Facts, NodeFact, PlaceInLine, WorkerFact
+from deckhands.client.reasons.facts import ActionFact, BudgetFact, Facts, NodeFact, PlaceInLine, QuotaFact, WorkerFact
 from deckhands.client.reasons.history import History, history_of
 from deckhands.client.reasons.link import Why
-from deckhands.client.reasons.queues import budget_of, place_in, quota_of, shifted
-from deckhands.client.reasons.worker_logs import lines_about
 
 MAX_DEPTH = 8
 MAX_CONVERSATIONS = 50
 MAX_ACTIONS = 10
 NODE_PATIENCE_SECONDS = 120.0
 """How long after its last heartbeat a node is given up; as in nodes.lua."""
+MOST_BEFORE = 1_000
+CLASSES = ("0", "1", "2")
+IN_LINE = ("turn", "turn p")
+ENTRY = re.compile(r"\d{1,20}-\d{1,20}")
+READ_BYTES = 256 * 1024
+"""The number of bytes read from the end of each file."""
+MAX_FILES = 200
+MAX_LINES = 12
+LINE_CHARS = 400
 
 ReadEvents = Callable[[str], Awaitable[Sequence[Event]]]
 
@@ -50,7 +63,7 @@ class Reasons:
     _seen: set[str] = field(default_factory=set)
 
     async def why(self, conversation_id: str) -> Why:
-        """Return why a conversation is in its current state.
+        """Return the chain of reasons for a conversation's current state.
 
         Raises:
             UnknownConversation: no such conversation.
@@ -80,16 +93,19 @@ class Reasons:
             if not is_too_far:
                 try:
                     found[action_id] = await self._why(name, depth + 1)
-                except UnknownConversation:  # its parent has not begun it yet
+                except UnknownConversation:  # its parent has not started it yet
                     continue
         return found
 
 
 class _Moment:
-    """One look at the store."""
+    """One reading of the store."""
 
     def __init__(self, asked: Reasons, row: ConversationRow, history: History, alive: list[Member]) -> None:
-        self._asked, self._store, self._row, self._history = asked, asked.store, row, history
+        self._asked = asked
+        self._store = asked.store
+        self._row = row
+        self._history = history
         self._keys = asked.store.keys(row.conversation_id)
         self._names = self._keys.shard
         self._members = {member.worker_id: member for member in alive}
@@ -97,7 +113,7 @@ class _Moment:
         self._shard_ms = 0.0
 
     async def facts(self) -> Facts:
-        """Read them."""
+        """Read the facts."""
         names, name = self._names, self._row.conversation_id
         commands = [
             *(("TIME",), ("FCALL", "deck_now", 1, names.root), ("HGETALL", self._keys.meta)),
@@ -190,10 +206,11 @@ class _Moment:
 
     def _worker(self, worker_id: str) -> WorkerFact:
         member = self._members.get(worker_id)
-        if member is None:  # it has been swept
+        if member is None:  # it was swept
             return WorkerFact(worker_id, 0.0)
         figures = read_figures(member.about.get(FIELD, ""))
-        held, lag = figures.get("held_conversations", {}).get(""), figures.get("loop_lag_seconds", {}).get("")
+        held = figures.get("held_conversations", {}).get("")
+        lag = figures.get("loop_lag_seconds", {}).get("")
         return WorkerFact(worker_id, member.left_seconds, None if held is None else int(held), lag)
 
     def _wall(self, millis: object) -> datetime | None:
@@ -202,3 +219,101 @@ class _Moment:
             return None
         found = number(millis)
         return shifted(self._now, (found - self._shard_ms) / 1000) if 0 < found < LARGEST else None
+
+
+async def place_in(
+    store: Store, names: ShardKeys, stream: str, entry: str, *, group: str, member: str
+) -> tuple[PlaceInLine | None, float | None]:
+    """Return a place in a stream or its line, and how many seconds a worker has had the entry.
+
+    Args:
+        stream: its key.
+        entry: its entry, or its substitute while it is in line.
+        member: its name in the line.
+    """
+    if not stream.startswith(names.root):
+        return None, None
+    name = stream.removeprefix(f"{names.root}:").removeprefix("act:")
+    groups = (await ask(store.connection, [("XINFO", "GROUPS", stream)]))[0]
+    found = [pairs(each) for each in groups] if isinstance(groups, list) else []
+    about = next((each for each in found if text(each.get("name")) == group), {})
+    if entry in IN_LINE:
+        return PlaceInLine(name, await _before_in_line(store, names, stream, member, number(about.get("lag")))), None
+    if not ENTRY.fullmatch(entry):
+        return None, None
+    delivered = text(about.get("last-delivered-id")) or "0-0"
+    pending = (await ask(store.connection, [("XPENDING", stream, group, entry, entry, 1)]))[0]
+    if isinstance(pending, list) and pending:
+        return PlaceInLine(name, 0, text(pending[0][1])), number(pending[0][2]) / 1000
+    command = ("XRANGE", stream, f"({delivered}", f"({entry}", "COUNT", MOST_BEFORE)
+    before = (await ask(store.connection, [command]))[0]
+    return PlaceInLine(name, len(before) if isinstance(before, list) else None), None
+
+
+async def _before_in_line(store: Store, names: ShardKeys, stream: str, member: str, in_stream: float) -> int | None:
+    line = f"{names.root}:turns{stream.removeprefix(names.root)}"
+    ranks = [("ZRANK", f"{line}:{rank}", member) for rank in CLASSES]
+    sizes = [("ZCARD", f"{line}:{rank}") for rank in CLASSES]
+    replies = await ask(store.connection, [*ranks, *sizes])
+    before = int(in_stream)
+    for rank, size in zip(replies[:3], replies[3:], strict=True):
+        if isinstance(rank, int):
+            return before + rank
+        before += int(number(size))
+    return None
+
+
+async def quota_of(store: Store, models: str, conversation_id: str) -> QuotaFact | None:
+    """Return the queue of the quota for these models; None if this process may not read it."""
+    base = store.all_shards[0].quota(Pool(model=models, quotas=()).name)
+    sizes = [("ZCARD", f"{base}:waiting:{rank}") for rank in CLASSES]
+    ranks = [("ZRANK", f"{base}:waiting:{rank}", conversation_id) for rank in CLASSES]
+    try:
+        replies = await ask(store.connection, [*sizes, *ranks])
+    except StoreMisconfigured:  # the user of a server that was set up before servers read quotas
+        return None
+    waiting = [int(number(size)) for size in replies[:3]]
+    for at, rank in enumerate(replies[3:]):
+        if isinstance(rank, int):
+            return QuotaFact(models, sum(waiting), sum(waiting[:at]) + rank)
+    return QuotaFact(models, sum(waiting), None)
+
+
+async def budget_of(store: Store, account: str, conversation_id: str) -> BudgetFact | None:
+    """Return an account, and the number of conversations ahead in its queue; None if it cannot be read."""
+    try:
+        found = await Ledger(store).account(account)
+    except (DeckhandsError, ValueError):
+        return None
+    key = f"{store.all_shards[0].budget(account)}:waiting"
+    rank = (await ask(store.connection, [("ZRANK", key, conversation_id)]))[0]
+    return BudgetFact(found, rank if isinstance(rank, int) else None)
+
+
+def shifted(now: datetime, seconds: float) -> datetime:
+    """Return the moment this many seconds from now, within the range of dates."""
+    return now + timedelta(seconds=max(-1e9, min(seconds, 1e9)))
+
+
+def lines_about(folder: Path, wanted: Sequence[str]) -> tuple[str, ...]:
+    """Return the latest lines that contain one of these ids, oldest first within a file. Blocks. Raises nothing.
+
+    Args:
+        folder: a folder with files `*.log`; a file that cannot be read is left out.
+    """
+    found: list[str] = []
+    try:
+        files = sorted(folder.glob("*.log"))[:MAX_FILES]
+    except OSError:
+        return ()
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(max(0, size - READ_BYTES))
+                text = file.read(READ_BYTES).decode(errors="replace")
+        except OSError:
+            continue
+        lines = [line for line in text.splitlines() if any(name in line for name in wanted)]
+        found += [f"{path.stem}: {line}"[:LINE_CHARS] for line in lines[-MAX_LINES:]]
+    return tuple(found[-MAX_LINES:])

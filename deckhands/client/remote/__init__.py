@@ -1,4 +1,4 @@
-"""A server's conversations over HTTP, with the methods of the client that `Conversation` uses.
+"""A server's conversations over HTTP, with the client methods that `Conversation` uses.
 
 Start with: remote_client.
 """

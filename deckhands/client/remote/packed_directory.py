@@ -1,8 +1,8 @@
-"""A directory of this machine as an archive that a workspace begins with.
+"""Pack a directory of this machine as the initial archive of a workspace.
 
-Holds: nothing that may not be a workspace is packed; the archive has no more than a server and a tool worker take, and
-no owners. The same files give the same archive.
-Does not: follow links, or take devices, sockets and pipes along.
+Holds: a directory that may not be a workspace is not packed. The archive stays within the limits of servers and tool
+workers, and has no owners. The same files give the same archive.
+Does not: follow links, or include devices, sockets and pipes.
 """
 
 from __future__ import annotations
@@ -25,26 +25,25 @@ if sys.version_info >= (3, 11, 4):
 else:  # as in packed_files
     from backports import tarfile  # type: ignore[no-redef]
 
-TAKE_LESS = "Name a part of it, a Git bundle (`git bundle create`), or an archive of what is needed."
+TAKE_LESS = "Name a part of it, a Git bundle (`git bundle create`), or an archive of the needed files."
 LEVEL = 6
 
 
 class PackedDirectory(NamedTuple):
-    """An archive, and how a workspace names it."""
+    """An archive, and the name that a workspace refers to it by."""
 
     source: UploadedSource
     content: bytes
 
 
 def packed(directory: Path, *, limit_bytes: int = MAX_STORED_FILE_BYTES) -> PackedDirectory | None:
-    """Return what is in a directory, packed; None if there is no such directory.
+    """Pack the content of a directory; None if there is no such directory.
 
     Args:
-        limit_bytes: of the archive.
+        limit_bytes: the maximum size of the archive.
 
     Raises:
-        UsageError: it may not be a workspace, has more than the limit when packed, 4 GiB or 200,000 files, or cannot be
-            read.
+        UsageError: it may not be a workspace, cannot be read, or exceeds the limit when packed, 4 GiB or 200,000 files.
     """
     if not directory.is_dir():
         return None
@@ -67,14 +66,14 @@ def packed(directory: Path, *, limit_bytes: int = MAX_STORED_FILE_BYTES) -> Pack
 
 
 class _Bounded(io.BytesIO):
-    """A file in memory, of the size that a server takes."""
+    """A file in memory with a server's size limit."""
 
     def __init__(self, directory: Path, limit_bytes: int) -> None:
         super().__init__()
         self._directory, self._limit_bytes = directory, limit_bytes
 
     def write(self, part: bytes) -> int:  # type: ignore[override]
-        """Write a part; raises UsageError where it is too much."""
+        """Write a part; raises UsageError beyond the limit."""
         if self.tell() + len(part) > self._limit_bytes:
             raise UsageError(
                 f"{self._directory} has more than {self._limit_bytes:,} bytes when packed.", remedy=TAKE_LESS
@@ -83,14 +82,14 @@ class _Bounded(io.BytesIO):
 
 
 class _Bounds:
-    """What is taken along of a directory, and how much of it there may be."""
+    """Selects the entries of a directory to pack, and limits their number and size."""
 
     def __init__(self, archive: tarfile.TarFile, directory: Path) -> None:
         self._archive, self._directory = archive, directory
         self._files = self._bytes = 0
 
     def checked(self, header: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        """Return an entry as it is packed; None: it is left out."""
+        """Return an entry in its packed form; None: it is left out."""
         if not (header.isreg() or header.isdir() or header.issym() or header.islnk()):
             return None
         self._archive.members = []  # type: ignore[attr-defined]  # many of them would stay in memory

@@ -1,8 +1,7 @@
-"""The conversations of a server, with those methods of `Client` that a `Conversation` uses.
+"""The conversations of a server, with the methods of `Client` that a `Conversation` uses.
 
-Holds: what was sent has its effect once, whatever is lost on the way; a stream that is cut off is resumed behind its
-last event.
-Does not: begin a conversation under an id of the caller's choice, because the server chooses it.
+Holds: a request takes effect once, even if replies are lost; an interrupted stream is resumed after its last event.
+Does not: start a conversation under an id of the caller's choice, because the server chooses it.
 """
 
 from __future__ import annotations
@@ -35,26 +34,26 @@ from deckhands.client.transfers.commands import CommandResult
 from deckhands.client.watcher import Until, Watcher
 
 LOOKED_UP_AT_ONCE = 100
-"""As many as a server takes in one request."""
+"""The maximum that a server accepts in one request."""
 SHORTEST_PAUSE_SECONDS = 0.5
 ASKED = "asked for by a program"
-"""The reason that stands in the log where the caller gives none."""
+"""The reason in the log if the caller gives none."""
 
 
 class RemoteClient:
     """The conversations that a key may see.
 
     Args:
-        url: of the server.
+        url: the address of the server.
         api_key: one of its keys; empty: none.
-        directory: what the path of a workspace names on this machine. If no tool worker takes the path and there is
-            such a directory here, a copy of it is sent. None: nothing is sent.
+        directory: returns the directory on this machine that the path of a workspace names. If no tool worker takes the
+            path and such a directory exists here, a copy of it is sent. None: nothing is sent.
     """
 
     def __init__(self, url: str, api_key: str = "", *, directory: Path | None = None) -> None:
         self._directory = directory
         self._calls = ServerCalls(url, api_key)
-        # By the key of what they begin: under it, the same has to be sent again until it is known to have begun.
+        # By idempotency key: a retried submission must send the same archive until it is known to have succeeded.
         self._copies: dict[str, PackedDirectory] = {}
         self.watcher = Watcher(_Source(self), None, shortest_pause_seconds=SHORTEST_PAUSE_SECONDS)
 
@@ -64,12 +63,12 @@ class RemoteClient:
         return RemoteFiles(self._calls)
 
     async def aclose(self) -> None:
-        """Close the connections; waits under way raise StoreUnavailable."""
+        """Close the connections; pending waits raise StoreUnavailable."""
         await self.watcher.aclose()
         await self._calls.aclose()
 
     async def exists(self, conversation_id: str) -> bool:
-        """Say whether there is a conversation that the key may see."""
+        """Return whether there is a conversation that the key may see."""
         try:
             await self._calls.ask("GET", f"/conversations/{conversation_id}")
         except UnknownConversation:
@@ -84,7 +83,7 @@ class RemoteClient:
         conversation_id: str | None = None,  # noqa: ARG002  (the server chooses it)
         idempotency_key: str,
     ) -> str:
-        """Begin a conversation and return its id; see `Client.submit`."""
+        """Start a conversation and return its id; see `Client.submit`."""
         body = task.model_dump(mode="json", exclude_none=True, exclude={"model", "output", "idempotency_key"})
         body["agent"] = task.agent_spec().model_dump(mode="json", exclude_none=True)
         copy = self._copies.get(idempotency_key)
@@ -101,7 +100,7 @@ class RemoteClient:
         body["workspace"] = sent.model_dump(mode="json", exclude_none=True)
         try:
             begun = await self._begin(body, copy.content, idempotency_key)
-        except UsageError:  # nothing has begun; the files may change until it is tried again
+        except UsageError:  # nothing was created; the files may change before the next attempt
             self._copies.pop(idempotency_key, None)
             raise
         self._copies.pop(idempotency_key, None)
@@ -167,7 +166,7 @@ class RemoteClient:
         """Yield the pieces of replies while they are written; some may be missing.
 
         Raises:
-            ServerUnavailable: the server went away.
+            ServerUnavailable: the connection to the server was lost.
         """
         query = {"after": await self.last_id(conversation_id), "deltas": True}
         messages = self._calls.stream(f"/conversations/{conversation_id}/stream", query)
@@ -177,7 +176,7 @@ class RemoteClient:
                     yield Piece(content["call"], content["kind"], content["text"], content.get("at"))
 
     async def announce(self, conversation_id: str) -> None:
-        """Do nothing: a stream with pieces announces its reader itself."""
+        """Do nothing: a stream with pieces registers its reader itself."""
 
     async def summary(self, conversation_id: str) -> Summary:
         """Return the summary of a conversation; see `Client.summary`."""
@@ -185,7 +184,7 @@ class RemoteClient:
         return Summary.from_json(answer.json()["summary"])
 
     async def why(self, conversation_id: str) -> Why:
-        """Return why a conversation is where it is; see `Client.why`."""
+        """Return the reasons for a conversation's state; see `Client.why`."""
         answer = await self._calls.ask("GET", f"/conversations/{conversation_id}/why")
         return Why.from_json(answer.json())
 
@@ -195,7 +194,7 @@ class RemoteClient:
         return (await self.summary(conversation_id)).last_event_id if progress is None else progress.last_id
 
     async def progress(self, conversation_ids: Sequence[str]) -> list[Progress | None]:
-        """Return how far conversations have got; None for those that the server's store does not have."""
+        """Return the progress of conversations; None for those that are not in the server's store."""
         found: dict[str, Progress] = {}
         for at in range(0, len(conversation_ids), LOOKED_UP_AT_ONCE):
             query = {"id": list(conversation_ids[at : at + LOOKED_UP_AT_ONCE])}
@@ -253,9 +252,9 @@ class RemoteClient:
         by: str = "",
         reason: str = "",
     ) -> CommandResult:
-        """See `Client.execute`; the author in the log is the key, and `by` stands in the reason."""
+        """See `Client.execute`; the author in the log is the key, and `by` is put into the reason."""
         if not isinstance(command, str) or not command.strip() or "\0" in command:
-            raise UsageError("The command is empty, or has a NUL character.", remedy="Pass what bash is to run.")
+            raise UsageError("The command is empty, or has a NUL character.", remedy="Pass a command for bash.")
         body = {"command": command, "timeout_seconds": timeout_seconds, "reason": _said(by, reason)}
         answer = await self._calls.ask(
             "POST", f"/conversations/{conversation_id}/execute", body=body, read_seconds=timeout_seconds + 90
@@ -264,7 +263,7 @@ class RemoteClient:
         return CommandResult(done["event_id"], done["output"], done["exit_code"])
 
     async def change(self, conversation_id: str, change: Change, *, model: str | None = None) -> None:
-        """See `Client.change`; the author in the log is the key, and `by` stands in the reason."""
+        """See `Client.change`; the author in the log is the key, and `by` is put into the reason."""
         agent, policy = change.agent, change.confirmation
         body = {
             "agent": agent.model_dump(mode="json", exclude_none=True) if isinstance(agent, AgentSpec) else agent,
@@ -286,7 +285,7 @@ class RemoteClient:
         return str(answer["conversation_id"])
 
     async def set_secrets(self, conversation_id: str, secrets: Mapping[str, str]) -> None:
-        """Add secrets, or replace those of the same names."""
+        """Add secrets, or replace those with the same names."""
         if secrets:
             await self._calls.ask("PUT", f"/conversations/{conversation_id}/secrets", body={"secrets": dict(secrets)})
 
@@ -298,7 +297,7 @@ class RemoteClient:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The conversations of a server, for its watcher."""
+    """The conversations of a server, as a source for its watcher."""
 
     client: RemoteClient
 

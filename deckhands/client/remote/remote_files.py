@@ -1,6 +1,6 @@
-"""Files of the workspaces of a server's conversations.
+"""Files in the workspaces of a server's conversations.
 
-Does not: keep modes and links of a directory that is uploaded; each of its files is sent by itself.
+Does not: keep modes and links of an uploaded directory; each of its files is sent separately.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RemoteFiles:
         return content
 
     async def write(self, conversation_id: str, path: str, content: bytes | str) -> None:
-        """Write a file, which appears whole."""
+        """Write a file, which appears atomically."""
         plain = content.encode(errors="surrogateescape") if isinstance(content, str) else content
         await self._calls.ask("PUT", _path(conversation_id, path), content=plain, read_seconds=LONG_SECONDS)
 
@@ -64,7 +64,7 @@ class RemoteFiles:
             raise UsageError(f"{target} cannot be written: {error}.", remedy="Name another target.") from error
 
     async def list(self, conversation_id: str, path: str = ".") -> list[FileEntry]:
-        """Return what is in a directory, by name."""
+        """Return the entries of a directory, by name."""
         answer = await self._calls.ask("GET", f"/conversations/{conversation_id}/files", query={"path": path})
         return [FileEntry.model_validate(entry) for entry in answer.json()]
 

@@ -1,7 +1,7 @@
-"""Requests to a server: repeated while it does not answer, and its problem details as our errors.
+"""Requests to a server: retried while it does not answer, with its problem details converted to our errors.
 
-Holds: every request that changes something has an idempotency key, so that a repeated one has its effect once; the key
-of the API goes to no other address.
+Holds: every request that changes something has an idempotency key, so a repeated one takes effect once. The API key is
+sent to no other address.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from deckhands.client.transfers.commands import CommandFailed
 PATIENCE_SECONDS = 30.0
 PAUSE_SECONDS = 0.5
 READ_SECONDS = 60.0
-"""A stream says at least every 15 s that it lives."""
+"""A stream sends a sign of life at least every 15 s."""
 TRANSFER_CODES = frozenset(
     {"transfer_failed", "no_such_file", "file_unfit", "workspace_lost", "source_unusable", "workspace_too_large"}
 )
 REPEATED = frozenset({429, 503})
 OF_PROXIES = frozenset({502, 504})
-"""What a proxy answers while there is no server behind it; of a server, they are final."""
+"""A proxy's answers while there is no server behind it; from a server itself, they are final."""
 
 
 class ServerUnavailable(StoreUnavailable):
@@ -48,13 +48,13 @@ class ServerUnavailable(StoreUnavailable):
 
 
 class ServerUntrusted(DeckhandsError):
-    """The certificate at the server's address is of no authority that is trusted here, or of another name."""
+    """The server's certificate has an untrusted authority or another name."""
 
     code = "server_untrusted"
 
 
 class ServerRefused(DeckhandsError):
-    """The server refuses the request; its code is the server's."""
+    """The server refused the request; its code is the server's."""
 
     code = "refused"
 
@@ -68,8 +68,8 @@ class ServerCalls:
     """The requests of one program to one server.
 
     Args:
-        url: of the server.
-        api_key: of its keys; empty: none.
+        url: the address of the server.
+        api_key: one of its keys; empty: none.
     """
 
     def __init__(self, url: str, api_key: str) -> None:
@@ -97,13 +97,13 @@ class ServerCalls:
         """Return the answer to a request.
 
         Args:
-            key: the idempotency key of what changes something; None: a new one.
-            read_seconds: how long the answer may take.
+            key: the idempotency key of a request that changes something; None: a new one.
+            read_seconds: the time limit for the answer.
 
         Raises:
             ServerUnavailable: it does not answer for 30 s.
             ServerUntrusted: its certificate is not trusted.
-            DeckhandsError: what it answers, see `error_of`.
+            DeckhandsError: the error in its answer, see `error_of`.
         """
         is_named = key is not None or method not in ("GET", "PUT")
         headers = {"Idempotency-Key": key or new_key()} if is_named else {}
@@ -136,7 +136,7 @@ class ServerCalls:
         Raises:
             ServerUnavailable: the connection was lost.
             ServerUntrusted: its certificate is not trusted.
-            DeckhandsError: what it answers, see `error_of`.
+            DeckhandsError: the error in its answer, see `error_of`.
         """
         try:
             async with self._http.stream("GET", path, params=query) as answer:
@@ -169,7 +169,7 @@ class ServerCalls:
 
 
 def error_of(answer: httpx2.Response, path: str) -> DeckhandsError:
-    """Return the error that an answer stands for."""
+    """Return the error for an error response."""
     try:
         problem = answer.json()
     except ValueError:
@@ -181,7 +181,7 @@ def error_of(answer: httpx2.Response, path: str) -> DeckhandsError:
 
 
 def problem_as_error(problem: Mapping[str, Any], conversation_id: str) -> DeckhandsError:
-    """Return the error that problem details stand for."""
+    """Return the error for problem details."""
     code, status = str(problem["code"]), int(problem.get("status", 500))
     named = {"unknown_conversation": UnknownConversation, "archived": IsArchived, "busy": ConversationBusy}
     if code in named:

@@ -1,4 +1,4 @@
-"""What a run says of the cluster that it waits for: workers that are missing, settings that do nothing, its end."""
+"""Notices of a run about its cluster: missing workers, ignored settings, failure."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ IGNORED_SHOWN = 20
 
 
 async def warn_of_missing_workers(client: Client, on_notice: Notice) -> None:
-    """Report which kind of worker a cluster lacks, because nothing happens until there is one."""
-    with contextlib.suppress(StoreUnavailable, OutcomeUnknown):  # the task is in the log all the same
+    """Report the kinds of workers that a cluster lacks, because the run cannot continue without them."""
+    with contextlib.suppress(StoreUnavailable, OutcomeUnknown):  # the task is in the log anyway
         if lacking := await silent_roles(client.store):
             on_notice(f"No {' and no '.join(lacking)} worker is running; the conversation waits.")
 
 
 async def warn_of_ignored_settings(client: Client, on_notice: Notice, *, limit_seconds: float = 0.0) -> None:
-    """Report which settings of models the controller workers have found and do not know.
+    """Report unknown settings of models that the controller workers found.
 
     Args:
-        limit_seconds: how long to wait for the first of them.
+        limit_seconds: how long to wait for the first worker.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + limit_seconds
@@ -43,15 +43,15 @@ async def warn_of_ignored_settings(client: Client, on_notice: Notice, *, limit_s
 
 
 async def live_controllers(client: Client) -> list[Member]:
-    """Return the controller workers whose heartbeat holds."""
+    """Return the controller workers with a valid heartbeat."""
     return [one for one in await members(client.store) if one.role == "controller" and one.left_seconds > 0]
 
 
 async def unless_broken(work: Awaitable[T], broken: Awaitable[None]) -> T:
-    """Return what some work returns, unless the cluster breaks first.
+    """Return the result of a coroutine, unless the cluster fails first.
 
     Raises:
-        DeckhandsError: what broke it.
+        DeckhandsError: the failure of the cluster.
     """
     working, breakage = asyncio.ensure_future(work), asyncio.ensure_future(broken)
     try:

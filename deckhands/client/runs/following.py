@@ -1,6 +1,6 @@
-"""Following a conversation until it settles, and asking a person what it asks.
+"""Follow a conversation until it settles, and let the user answer its questions.
 
-Holds: an answer that the store has acknowledged and then lost, before anything followed from it, is asked for again.
+Holds: if the store acknowledged an answer and lost it before anything followed from it, the question is asked again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from deckhands.client.reading.summary import Tally
 from deckhands.client.watcher import has_ended
 
 ANSWER_SECONDS = 1.0
-"""How often to look whether the log still has an answer that nothing has followed yet."""
+"""How often to check that the log still has an answer that nothing has followed yet."""
 
 OnEvent = Callable[[Event], None]
 Ask = Callable[[RiskyAction], Awaitable[bool]]
@@ -35,10 +35,10 @@ async def follow(
     """Pass on the events of a conversation until it settles.
 
     Args:
-        tally: takes the events in.
-        ask: says whether an action may run; None: nobody can be asked, and a question ends it.
+        tally: collects the events.
+        ask: returns whether an action may run; None: no user is present, and a question ends following.
         show_rest: called before each reply is passed on.
-        reply: what is said to an agent that waits for a message; None: its question ends it.
+        reply: returns a message for an agent that waits for one; None: its question ends following.
     """
     following = _Following(client, conversation_id, tally, on_event, ask=ask, show_rest=show_rest, reply=reply)
     after = 0
@@ -52,7 +52,7 @@ async def follow(
 
 
 class _Following:
-    """What is known of a conversation that is followed; takes what `follow` takes."""
+    """The state of following a conversation; takes the arguments of `follow`."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class _Following:
         """That answer, once it was read: it counts when something has followed it."""
 
     async def until_settled(self, coming: _Coming) -> None:
-        """Take in what comes until the conversation settles, and answer what it asks."""
+        """Pass on new events until the conversation settles, and answer its questions."""
         while True:
             try:
                 event = await coming.next(ANSWER_SECONDS if self._answered_at is not None else None)
@@ -95,7 +95,7 @@ class _Following:
             tally = self._tally
             if not await has_ended(self._client, self._conversation_id, tally):
                 continue
-            self._answer = None  # the log has lost it, if there was one
+            self._answer = None  # the log has lost the answer, if there was one
             asked = self._waiting.get(tally.status.asked_id or 0)
             if self._reply is not None and tally.status.state is AgentState.AWAITING_USER_INPUT:
                 await self._client.send_message(self._conversation_id, self._reply)
@@ -108,7 +108,7 @@ class _Following:
             self._answered_at = tally.last_event_id
 
     def without_answer(self, lost: EventsLost) -> int:
-        """Forget an answer that the log has lost, and return the event after which to follow it again.
+        """Forget an answer that the log has lost, and return the event after which to follow again.
 
         Raises:
             EventsLost: more than the answer is gone.
@@ -119,7 +119,7 @@ class _Following:
         return self._answered_at
 
     async def _take_in(self, event: Event) -> None:
-        if isinstance(event, ModelReply):  # all of its parts come before what follows from it
+        if isinstance(event, ModelReply):  # all pieces come before the events that follow from them
             await self._show_rest()
         self._on_event(event)
         self._tally.add(event)
@@ -128,21 +128,21 @@ class _Following:
 
 
 class _Coming:
-    """The events of a log as they come; waiting for one can be given up and taken up again."""
+    """The events of a log as they arrive; waiting for the next one can be stopped and resumed."""
 
     def __init__(self, events: AsyncGenerator[Event, None]) -> None:
         self._events = events
         self._next: asyncio.Future[Event] | None = None
 
     async def next(self, limit_seconds: float | None) -> Event | None:
-        """Return the next event; None: none has come within the limit."""
+        """Return the next event; None: none arrived within the limit."""
         if self._next is None:
             self._next = asyncio.ensure_future(anext(self._events))
         try:
             done, _ = await asyncio.wait((self._next,), timeout=limit_seconds)
         except asyncio.CancelledError:
             self._next.cancel()
-            await asyncio.gather(self._next, return_exceptions=True)  # a generator that runs cannot be closed
+            await asyncio.gather(self._next, return_exceptions=True)  # a running generator cannot be closed
             raise
         if not done:
             return None

@@ -1,7 +1,7 @@
-"""One task from start to end: what `deckhands run` does, with a private cluster or on one that is running.
+"""One task from start to end: the implementation of `deckhands run`, with a private or a running cluster.
 
-Holds: a run ends when the conversation settles, when its time is up, or when somebody interrupts it. In every case the
-conversation is stopped in order first. With a private store, its summary and events are on disk afterwards.
+Holds: a run ends when the conversation settles, when its time is up, or when the user interrupts it. In every case the
+conversation is stopped cleanly first. With a private store, its summary and events are on disk afterwards.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ STOP_LIMIT_SECONDS = 15.0
 END_LIMIT_SECONDS = 5.0
 """How long a workspace's processes may take to end. After that, their time to live ends them."""
 CONTROLLER_LIMIT_SECONDS = 60.0
-"""How long to wait for what the controller workers say of their settings."""
+"""How long to wait for the controller workers' report on their settings."""
 PATIENCE_SECONDS = 10.0
-"""How long the store may be silent. A private one is restarted in far less."""
+"""How long the store may be silent. A private one restarts in far less."""
 
 _HOPELESS = frozenset({"not_served", "sandbox_unavailable", "sandbox_unsafe", "workspace_refused"})
 """Codes of a tool worker's errors after which no command can ever run."""
@@ -63,11 +63,11 @@ class Task:
     """A task, and how to run it.
 
     Attributes:
-        spec: the task; of a run that is resumed, only where it has not begun.
+        spec: the task; of a resumed run, used only if the conversation has not started.
         upload: see `Client.submit`.
-        text: a message to a run that is resumed; None: there is none.
+        text: a message to a resumed run; None: there is none.
         resumed_id: the conversation to continue; None starts a new one.
-        recovery: how to end the loop that a resumed run is in, see `Client.recover`.
+        recovery: the option for a resumed run that is in a loop, see `Client.recover`.
         model: the model with which to resume; None keeps the current one.
         time_limit_seconds: None means no limit.
     """
@@ -83,7 +83,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run ended."""
+    """The end of a run."""
 
     summary: Summary
     exit_code: ExitCode
@@ -91,13 +91,13 @@ class Ending:
 
 @dataclass(slots=True)
 class Watcher:
-    """What is called while a task runs, and how to interrupt it.
+    """Callbacks of a running task, and the means to interrupt it.
 
     Attributes:
-        ask: says whether an action may run. With None nobody can be asked, and the run ends at the first question.
-        interrupted: set it to stop the conversation in order.
-        on_piece: gets parts of replies while they are written, and may miss some. With None there is no streaming.
-        reply: what is said to an agent that waits for a message. With None its question ends the run.
+        ask: returns whether an action may run. With None no user is present, and the run ends at the first question.
+        interrupted: set it to stop the conversation cleanly.
+        on_piece: gets pieces of replies while they are written, and may miss some. With None there is no streaming.
+        reply: returns a message for an agent that waits for one. With None its question ends the run.
         at_once: ends every process at once; the run sets it.
     """
 
@@ -124,7 +124,7 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
         raise UnknownConversation(conversation_id)
     home.prepare(folder.path)
     with supervising(folder.path, "A run"):
-        # The private tool worker demands what the conversation asks for, because it serves no other one.
+        # The private tool worker requires the conversation's sandbox, because it serves no other conversation.
         created = _begun_with(folder) if task.resumed_id else None
         workspace = created.workspace if created else task.spec.place()
         agent = created.agent if created else task.spec.agent_spec()
@@ -161,17 +161,17 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
 
 
 def _require_a_place(conversation_id: str, event: Event) -> None:
-    """End a run on a machine where no command can run, because the model would only try in vain and cost money.
+    """End a run on a machine where no command can run, because model calls would cost money in vain.
 
     Raises:
-        DeckhandsError: the tool worker reports that no sandbox works, or that it does not take the directory.
+        DeckhandsError: the tool worker reports that no sandbox works, or that it does not accept the directory.
     """
     if isinstance(event, ErrorObservation) and event.error_id in _HOPELESS:
         raise DeckhandsError(event.content, remedy=f"Then continue with `deckhands run --resume {conversation_id}`.")
 
 
 async def run_on_cluster(url: str, task: Task, watcher: Watcher) -> Ending:
-    """Run a task on a running cluster. Raises what `run_privately` does."""
+    """Run a task on a running cluster. Raises the errors of `run_privately`."""
     conversation_id = task.resumed_id or new_conversation_id()
     async with await Client.connect(url, patience_seconds=PATIENCE_SECONDS) as client:
         seen_id = await _begin(client, task, conversation_id, watcher)
@@ -194,7 +194,7 @@ async def carry_out(
     on_event: OnEvent,
     broken: Awaitable[None] | None = None,
 ) -> Ending:
-    """Follow a conversation until it settles, its time is up, or somebody interrupts it.
+    """Follow a conversation until it settles, its time is up, or the user interrupts it.
 
     Args:
         on_event: gets every event, from the first one on.
@@ -227,7 +227,7 @@ async def carry_out(
                     await following
                 else:
                     watcher.on_notice("No controller worker is running; the next one stops the conversation.")
-        summary = await _summary(client, conversation_id, tally)
+        summary = tally.summary() if tally.last_event_id else await client.summary(conversation_id)
         return Ending(summary, ExitCode.FINISHED if summary.state == AgentState.FINISHED else code)
     finally:
         for future in (*waiting, *beside):
@@ -236,7 +236,7 @@ async def carry_out(
 
 
 async def _show(live: LiveText, on_piece: OnPiece | None) -> None:
-    """Pass on parts of replies until cancelled."""
+    """Pass on pieces of replies until cancelled."""
     if on_piece is None:
         return
     with contextlib.suppress(StoreUnavailable, OutcomeUnknown):
@@ -246,7 +246,7 @@ async def _show(live: LiveText, on_piece: OnPiece | None) -> None:
 
 
 async def _show_rest(live: LiveText, on_piece: OnPiece | None) -> None:
-    """Pass on the parts of a reply that `_show` has not reached."""
+    """Pass on the pieces of a reply that `_show` has not reached."""
     if on_piece is None:
         return
     with contextlib.suppress(StoreUnavailable, OutcomeUnknown):
@@ -276,17 +276,13 @@ def _keep_notes(notebook: NotebookFile, event: Event, watcher: Watcher) -> None:
         watcher.on_notice(f"{error.message} A note of this run is lost.")
 
 
-async def _summary(client: Client, conversation_id: str, tally: Tally) -> Summary:
-    return tally.summary() if tally.last_event_id else await client.summary(conversation_id)
-
-
 async def _begin(
     client: Client, task: Task, conversation_id: str, watcher: Watcher, *, is_starting: bool = False
 ) -> int:
     """Start or resume the conversation. Return the id of the last event that was there before.
 
     Args:
-        is_starting: its tool worker is only just starting; what it offers has to be known before anything begins.
+        is_starting: its tool worker is still starting, so wait for its offers first.
     """
     if watcher.on_piece is not None:  # before the first call, which would not be streamed otherwise
         await LiveText(client.store, conversation_id).announce()
@@ -304,10 +300,10 @@ async def _begin(
     elif _is_to_be_asked(tally.status, task):
         await client.resume(conversation_id, model=task.model)
     elif tally.status.is_settled:
-        watcher.on_notice(f"This run has settled ({tally.status.state}); say with -t what it should do next.")
+        watcher.on_notice(f"This run has settled ({tally.status.state}); give it a new task with -t.")
     return tally.last_event_id
 
 
 def _is_to_be_asked(status: Status, task: Task) -> bool:
-    """Say whether to ask a resumed run to continue: if it rests, or if it gets another model."""
+    """Return whether to ask a resumed run to continue: if it rests, or if it gets another model."""
     return status.state in _RESUMABLE if status.is_settled else task.model is not None

@@ -1,4 +1,4 @@
-"""The private cluster of one conversation: what its workers are, and what they are told."""
+"""The private cluster of one conversation: its workers and their environment."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from deckhands.settings import MODEL_VARIABLES, PROFILES_VARIABLE
 def private_cluster(
     folder: Path, agent: AgentSpec, workspace: WorkspaceSpec, environment: Mapping[str, str]
 ) -> ClusterSpec:
-    """Return the cluster of a conversation that begins so: a store and one worker of each kind that it needs.
+    """Return the cluster for a new conversation: a store and one worker of each kind that it needs.
 
-    The tool worker demands what the conversation asks for, because it serves no other one.
+    The tool worker requires the conversation's sandbox, because it serves no other conversation.
 
     Args:
-        folder: for its store, its logs and workspaces.
-        environment: of the person who starts it.
+        folder: the folder for its store, logs and workspaces.
+        environment: the environment variables of the user who starts it.
 
     Raises:
         UsageError: the directory may not be a workspace.
@@ -37,19 +37,19 @@ def private_cluster(
 
 
 def _own_repository(workspace: WorkspaceSpec, environment: Mapping[str, str]) -> dict[str, str]:
-    """Let the private tool worker clone the local repository that the task names, and no other."""
+    """Allow the private tool worker to clone the task's local repository, and no other."""
     name = "DECKHANDS_REPOSITORY_ROOTS"
     parts = urlsplit(workspace.source.url) if isinstance(workspace.source, GitSource) else None
     return {name: parts.path} if parts and parts.scheme == "file" and not environment.get(name) else {}
 
 
 def _own_pools(workspace: WorkspaceSpec, agent: AgentSpec, environment: Mapping[str, str]) -> list[str]:
-    """Return what the private tool worker serves: what is configured, and what this conversation needs."""
+    """Return the pools of the private tool worker: the configured ones, and those that this conversation needs."""
     needed = [workspace.pool, *(["ipython"] if agent.enable_jupyter else [])]
     return list(dict.fromkeys([*environment.get("DECKHANDS_POOLS", "bash").split(","), *needed]))
 
 
 def _own_model(model: str | None, environment: Mapping[str, str]) -> dict[str, str]:
-    """Make the agent's model the default of the private controller worker, which prepares for it as it starts."""
+    """Make the agent's model the default of the private controller worker, which prepares for it at start."""
     is_configured = any(environment.get(name) for name in (*MODEL_VARIABLES, PROFILES_VARIABLE))
     return {MODEL_VARIABLES[0]: model} if model and not is_configured else {}

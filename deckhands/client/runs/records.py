@@ -1,7 +1,7 @@
 """The files of a run: `events.jsonl`, one event per line, and `summary.json`.
 
-Holds: events are written as they happen, so a run that is killed leaves all but its last line; both files can be read
-without a server.
+Holds: events are written as they happen, so a killed run loses at most its last line. Both files can be read without a
+server.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RunFolder:
 
     @contextmanager
     def recording(self) -> Iterator[Recording]:
-        """Write the run's events from the first one on, and replace what an earlier attempt wrote."""
+        """Write the run's events from the first one on, replacing those of an earlier attempt."""
         self.summary_file.unlink(missing_ok=True)
         with self.events_file.open("w", encoding="utf-8") as file:
             yield Recording(file)
@@ -48,10 +48,10 @@ class RunFolder:
         self.summary_file.write_text(json.dumps(summary.as_json(), indent=2) + "\n", encoding="utf-8")
 
     def summary(self) -> Summary:
-        """Return the summary, made from the events if the run was killed.
+        """Return the summary, computed from the events if the run was killed.
 
         Raises:
-            CorruptEntry: the files are damaged; names the place.
+            CorruptEntry: the files are damaged; carries the place.
         """
         if not self.is_over:
             return summarize(self.events())
@@ -61,10 +61,10 @@ class RunFolder:
             raise CorruptEntry(f"{self.summary_file} is not a summary: {error}") from error
 
     def events(self) -> list[Event]:
-        """Read the events; a last line that was cut off is left out.
+        """Read the events, without a last line that was cut off.
 
         Raises:
-            CorruptEntry: a line is damaged; names it.
+            CorruptEntry: a line is damaged; carries its number.
         """
         # Invalid UTF-8 is kept, so that the error can name its line.
         lines = self.events_file.read_text(encoding="utf-8", errors="surrogateescape").split("\n")[:-1]
@@ -74,7 +74,7 @@ class RunFolder:
 
 
 class Recording:
-    """An `events.jsonl` in the making."""
+    """An open `events.jsonl`."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file

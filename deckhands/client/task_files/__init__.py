@@ -1,4 +1,4 @@
-"""Files of tasks: read and checked, submitted as a batch, waited for; the file of their results.
+"""Task files: checked, submitted as a batch and awaited; and the file of their results.
 
 Start with: task_file.
 """

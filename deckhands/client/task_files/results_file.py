@@ -1,7 +1,7 @@
-"""The file of results: one JSON object a line, appended as each task settles.
+"""The results file: one JSON object per line, appended as each task settles.
 
-Holds: a result is there once and whole. What a kill has cut off is dropped when the file is opened again, and one
-process writes at a time.
+Holds: each result is stored once and whole. A line that was cut off by a kill is dropped when the file is opened again,
+and one process writes at a time.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class NotWritten(DeckhandsError):
 
 
 class ResultsFile:
-    """An open file of results.
+    """An open results file.
 
     Attributes:
-        done: the state and the exit code of each conversation whose result it has.
+        done: the state and the exit code of each conversation that has a result.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -42,10 +42,10 @@ class ResultsFile:
         self._read()
 
     def add(self, line_id: str, conversation_id: str, summary: Summary) -> None:
-        """Write a result, unless it is there. Idempotent.
+        """Write a result, unless it is stored already. Idempotent.
 
         Raises:
-            NotWritten: it could not be written; see `result_of` for what a line holds.
+            NotWritten: it could not be written; see `result_of` for the content of a line.
         """
         if conversation_id in self.done:
             return
@@ -61,11 +61,11 @@ class ResultsFile:
         self.done[conversation_id] = (summary.state, summary.exit_code)
 
     def sync(self) -> None:
-        """Make sure that a power cut takes nothing."""
+        """Flush to disk, so that a power failure loses nothing."""
         os.fsync(self._descriptor)
 
     def _read(self) -> None:
-        """Learn what is there, and drop a line that was cut off."""
+        """Read the existing results, and drop a line that was cut off."""
         end = number = 0
         with os.fdopen(os.dup(self._descriptor), "rb", buffering=READ_BYTES) as file:
             file.seek(0)
@@ -85,21 +85,21 @@ class ResultsFile:
                     os.ftruncate(self._descriptor, end)
                     return
                 end += len(line)
-                if not is_whole:  # whole but for its end
+                if not is_whole:  # complete except for its line end
                     os.write(self._descriptor, b"\n")
 
 
 def result_of(conversation_id: str, summary: Summary) -> dict[str, Any]:
-    """Return what a line of results holds beside the id of the task: the conversation and what `show --json` prints."""
+    """Return the fields of a result beside the task's id: the conversation and the fields of `show --json`."""
     return {"conversation_id": conversation_id, "summary": summary.as_json()}
 
 
 @contextmanager
 def results_file(path: Path) -> Iterator[ResultsFile]:
-    """Open a file of results, made if there is none.
+    """Open a results file, and create it if needed.
 
     Raises:
-        UsageError: it cannot be used, holds something else, or another process writes it.
+        UsageError: it cannot be used, contains something else, or another process writes it.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)

@@ -1,7 +1,7 @@
-"""A file of tasks, submitted: what is missing, many at once; and waited for.
+"""Submit a task file, many tasks at once and only missing ones, and wait for the results.
 
-Holds: a task whose conversation exists is not submitted again, so a submission that was interrupted is completed by
-repeating it. The memory of a submission does not grow with the length of the tasks, only with the number of ids.
+Holds: a task whose conversation exists is not submitted again, so repeating an interrupted submission completes it.
+Memory grows with the number of ids, not with the length of the tasks.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from deckhands.client.task_files.task_file import TaskFile, TaskLine
 LOOKED_UP_AT_ONCE = 64
 
 OnLine = Callable[[TaskLine, bool], None]
-"""Gets each task that is in the store, and whether it was there before."""
+"""Called with each task that is in the store, and whether it was there before."""
 Step = Callable[[], None]
 Wait = Callable[[AdmissionRefused], Awaitable[None]]
-"""Gets each refusal of a task that may not begin now, and returns when it is to be tried again."""
+"""Called with each refusal of admission; returns when to retry the task."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """How a file of tasks went.
+    """The outcome of a task file.
 
     Attributes:
-        lost: conversations that cannot be read any more, and why.
+        lost: conversations that cannot be read any more, with the reason.
     """
 
     submitted: int = 0
@@ -45,18 +45,18 @@ class Outcome:
     lost: list[tuple[str, str]] = field(default_factory=list)
 
     def settled(self, state: str, code: ExitCode) -> None:
-        """Count one that has settled."""
+        """Count a settled conversation."""
         self.states[state] += 1
         self.codes[code] += 1
 
     @property
     def exit_code(self) -> ExitCode:
-        """How the command ends that has waited for all; see `exit_code_of`."""
+        """The exit code of a command that waited for all; see `exit_code_of`."""
         return ExitCode.ERROR if self.lost else exit_code_of(self.codes)
 
 
 def exit_code_of(codes: Counter[ExitCode]) -> ExitCode:
-    """Return the code of many: 0 if all have finished, the one that all others have, or 1."""
+    """Return the exit code for many: 0 if all have finished, the code that all others share, or 1."""
     others = [code for code in codes if code is not ExitCode.FINISHED]
     if not others:
         return ExitCode.FINISHED
@@ -64,17 +64,17 @@ def exit_code_of(codes: Counter[ExitCode]) -> ExitCode:
 
 
 class Waiting:
-    """Waits for admission, and says so once."""
+    """Waits for admission, and reports it once."""
 
     def __init__(self, say: Callable[[str], None] = lambda _: None) -> None:
         self._say = say
         self._has_said = False
 
     async def wait(self, refused: AdmissionRefused) -> None:
-        """Wait as long as the refusal says, and a little more, so that not all come back at once."""
+        """Wait as long as the refusal asks, plus a random extra so that clients do not retry at the same time."""
         if not self._has_said:
             self._has_said = True
-            self._say(f"{refused.message} The tasks that are left are submitted as soon as they may begin.")
+            self._say(f"{refused.message} The remaining tasks are submitted as soon as they may start.")
         await asyncio.sleep(refused.retry_after_seconds * (0.5 + jitter()))
 
 
@@ -82,10 +82,10 @@ async def submit(client: Client, tasks: TaskFile, on_line: OnLine, *, wait: Wait
     """Submit the tasks of a file that are not in the store. Idempotent.
 
     Args:
-        wait: called when a task may not begin now; it is tried again after that. None: waits as long as it must.
+        wait: called when a task is refused admission; the task is retried afterwards. None: wait as long as needed.
 
     Raises:
-        UsageError: a task cannot be begun here; those that `on_line` got have been.
+        UsageError: a task cannot be started here; tasks already passed to `on_line` have been submitted.
         StoreError: the store cannot be used.
     """
     outcome, wait_for_admission = Outcome(), wait or Waiting().wait
@@ -128,8 +128,8 @@ async def submit_and_wait(
     """Submit the tasks of a file that are not in the store, and wait until all have settled. Idempotent.
 
     Args:
-        on_settled: called for each that has settled, also for those whose result is in the file already.
-        results: the file that gets a result a line as each settles.
+        on_settled: called for each settled task, also for those whose result is in the file already.
+        results: the file that gets one line per result as each task settles.
 
     Raises:
         UsageError: see `submit`, or `results` cannot be used.
@@ -151,7 +151,8 @@ async def submit_and_wait(
 
             async def fill() -> None:
                 submitted = await submit(client, tasks, add, wait=wait)
-                outcome.submitted, outcome.existing = submitted.submitted, submitted.existing
+                outcome.submitted = submitted.submitted
+                outcome.existing = submitted.existing
                 ends.complete()
 
             async def take() -> None:

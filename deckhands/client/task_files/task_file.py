@@ -1,8 +1,8 @@
-"""A file with one task a line, as JSON Lines or as CSV.
+"""A task file: one task per line, as JSON Lines or as CSV.
 
-Holds: one line is in memory at a time, and the id of each. Every line is checked before anything is done with one.
-A line that cannot be used is named by its number.
-Does not: say what a task without some field means; `Complete` does.
+Holds: one line at a time is in memory, plus the id of each. All lines are checked before any task is submitted.
+An error names the number of the line.
+Does not: fill in missing fields; `Complete` does.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SHOWN_LINES = 20
 OF_JSON = frozenset({"tools", "output", "headless", "limits", "labels", "secrets"})
 """Columns of CSV that hold JSON."""
 OF_PARTS = frozenset({"limits", "labels", "secrets"})
-"""Those that may be written a part a column: `labels.team`."""
+"""Columns that may be split into one column per part: `labels.team`."""
 
 Form = Literal["jsonl", "csv"]
 Complete = Callable[[TaskSpec], TaskSpec]
-"""Puts what the command line says into a task that does not say it, and raises `UsageError` for one that cannot be."""
+"""Fills in the command line's values for missing fields, and raises `UsageError` for an invalid task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class BadLines(UsageError):
     """Lines of a file that cannot be used.
 
     Attributes:
-        lines: the number of each and what is wrong with it, the first twenty of them.
+        lines: the number and the error of each, for the first twenty of them.
         count: how many there are.
     """
 
@@ -76,10 +76,10 @@ class BadLines(UsageError):
 
 
 class TaskFile:
-    """An open file of tasks, which can be read again.
+    """An open task file, which can be read again.
 
     Args:
-        batch: what the idempotency keys begin with.
+        batch: the prefix of the idempotency keys.
         complete: see `Complete`.
     """
 
@@ -228,7 +228,7 @@ def _rows(file: IO[bytes]) -> Iterator[tuple[int, dict[str, Any] | UsageError]]:
                     return
             else:
                 yield reader.line_num, _row_in(head, cells)
-    except csv.Error as error:  # what follows cannot be told apart
+    except csv.Error as error:  # the following lines cannot be told apart
         yield reader.line_num, UsageError(f"it is not CSV: {error}.")
 
 
@@ -259,7 +259,7 @@ def _row_in(head: list[str], cells: list[str]) -> dict[str, Any] | UsageError:
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[int, str | UsageError]]:
-    """Yield the lines with their numbers; of one that is too long, only that."""
+    """Yield the lines with their numbers; a line that is too long is yielded as its number only."""
     number = 0
     while line := file.readline(MAX_LINE_BYTES + 1):
         number += 1

@@ -1,4 +1,4 @@
-"""Tasks as people and programs write them: texts, requests as JSON, directories and addresses to work in.
+"""Tasks in the forms that users and programs write: texts, requests as JSON, directories and addresses to work in.
 
-Start with: requests.
+Start with: spec.
 """

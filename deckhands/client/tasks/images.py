@@ -1,6 +1,6 @@
-"""Pictures in messages: paths, bytes and addresses, as what a message holds.
+"""Pictures in messages: paths, bytes and addresses, converted to the form of a message.
 
-Holds: what is read here is a picture of a kind that models take, and small enough for them.
+Holds: a local picture has a format that models accept, and is small enough for them.
 Does not: fetch an address; the model's provider does.
 """
 
@@ -21,7 +21,7 @@ MAX_IMAGES = 20
 MAX_IMAGE_BYTES = 5 * 2**20
 MAX_ADDRESS_CHARS = 2_000
 MAX_TOTAL_BYTES = 10 * 2**20
-"""Of all pictures of one message, which is one event."""
+"""The limit for all pictures of one message, which is one event."""
 ADDRESSES = ("https://", "http://")
 DATA = "data:image/"
 _VISIBLE = re.compile("[!-~]+")
@@ -29,14 +29,14 @@ _KINDS = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpeg"), (b"GIF87a", 
 
 Image = str | os.PathLike[str] | bytes
 ImageUrl = Annotated[str, Field(pattern=r"^(https?://|data:image/)")]
-"""A picture that comes from elsewhere. Never a path, which would be one of the machine that reads it."""
+"""A picture as an address or a data URL. Never a path, which would name a file of the reading machine."""
 
 
 def image_urls_of(images: Iterable[Image]) -> tuple[str, ...] | None:
     """Return pictures as addresses or data URLs; None: there are none. Reads files.
 
     Raises:
-        UsageError: one is no picture, cannot be read or is too large; or there are too many.
+        UsageError: an item is no picture, cannot be read or is too large; or there are too many.
     """
     if isinstance(images, str | bytes | os.PathLike):
         raise UsageError("The argument images is one picture.", remedy="Pass a list: images=[…].")

@@ -1,6 +1,7 @@
-"""What callers of the client pass, as specifications: names and paths are enough, whole specifications are taken too.
+"""Convert arguments of the client into specifications: names, paths and whole specifications are accepted.
 
-Holds: what is of another type or cannot be used is a `UsageError` that names the argument and what it may be.
+Holds: an argument of a wrong type, or one that cannot be used, raises a `UsageError` with the name of the argument and
+its valid forms.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ T = TypeVar("T")
 
 
 def instance_of(kind: type[T], value: object, name: str, remedy: str) -> T:
-    """Return a value of a kind.
+    """Return a value, checked to have a type.
 
     Raises:
-        UsageError: it is of another one; names the argument.
+        UsageError: it has another type; names the argument.
     """
     if not isinstance(value, kind):
         raise UsageError(f"The argument {name} is {ascii(value)[:200]}.", remedy=remedy)
@@ -50,16 +51,16 @@ def instance_of(kind: type[T], value: object, name: str, remedy: str) -> T:
 
 
 def text_in(value: object, name: str) -> str:
-    """Return a text that has to be one.
+    """Return a required text.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: it is not a text.
     """
     return instance_of(str, value, name, "Pass a string.")
 
 
 def agent_in(agent: AgentSpec | str | None, model: str | None) -> AgentSpec:
-    """Return the agent that is meant, with another model if one is named.
+    """Return the agent as a specification, with another model if one is named.
 
     Raises:
         UsageError: it is neither a name nor an `AgentSpec`, the model is not a name, or the schema of its output cannot
@@ -93,7 +94,7 @@ def output_in(output: type[BaseModel] | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def workspace_in(workspace: Directory | None, upload: bytes | None) -> tuple[WorkspaceSpec, bytes | None]:
-    """Return the workspace that is meant, and the file to put into it.
+    """Return the workspace as a specification, and the file to put into it.
 
     Raises:
         UsageError: it is neither a path, an address nor a `WorkspaceSpec`, or it cannot be used.
@@ -127,10 +128,10 @@ def directory_in(workspace: Directory) -> WorkspaceSpec:
 
 
 def limits_in(limits: Limits | None) -> Limits:
-    """Return the limits that are meant.
+    """Return the limits as a specification.
 
     Raises:
-        UsageError: they are something else.
+        UsageError: they have another type.
     """
     found = Limits() if limits is None else limits
     return instance_of(Limits, found, "limits", "Pass Limits(max_iterations=…, max_budget_usd=…, …).")
@@ -140,7 +141,7 @@ def tools_in(names: Iterable[str]) -> tuple[str, ...]:
     """Return the keys of several tools.
 
     Raises:
-        UsageError: it is one text, or not all of them are texts.
+        UsageError: it is a single text, or not all of them are texts.
     """
     is_several = isinstance(names, Iterable) and not isinstance(names, str)
     found = tuple(names) if is_several else ()
@@ -150,10 +151,10 @@ def tools_in(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def secrets_in(secrets: Mapping[str, str] | None) -> Mapping[str, str]:
-    """Return secrets by name; no value gets into an error.
+    """Return secrets by name; an error never contains a value.
 
     Raises:
-        UsageError: they are something else.
+        UsageError: they have another type.
     """
     found = {} if secrets is None else secrets
     is_fit = isinstance(found, Mapping) and all(isinstance(part, str) for item in found.items() for part in item)
@@ -166,7 +167,7 @@ def labels_in(labels: Mapping[str, str] | None) -> Mapping[str, str]:
     """Return labels.
 
     Raises:
-        UsageError: they are not a mapping of labels; names what is wrong.
+        UsageError: they are not a mapping of labels; says which part is invalid.
     """
     found = {} if labels is None else labels
     is_fit = isinstance(found, Mapping) and all(isinstance(part, str) for item in found.items() for part in item)
@@ -182,21 +183,21 @@ def labels_in(labels: Mapping[str, str] | None) -> Mapping[str, str]:
 
 
 def tenancy_in(tenancy: Tenancy) -> dict[str, Any]:
-    """Return who a conversation is for, as fields of a task.
+    """Return the tenancy of a conversation, as fields of a task.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: it has another type.
     """
     return dict(instance_of(Tenancy, tenancy, "tenancy", "Pass Tenancy(tenant=…, experiment=…, priority=…)."))
 
 
 def seconds_in(moment: datetime | timedelta | float) -> datetime | float:
-    """Return a duration in seconds, and a time as it is."""
+    """Return a duration in seconds; a time is returned unchanged."""
     return moment.total_seconds() if isinstance(moment, timedelta) else moment
 
 
 def policy_in(policy: DoubleTexting | None) -> DoubleTexting | None:
-    """Return what a message does that comes while the agent works.
+    """Return the policy for messages that arrive while the agent works.
 
     Raises:
         UsageError: there is no such policy.
@@ -210,10 +211,10 @@ def policy_in(policy: DoubleTexting | None) -> DoubleTexting | None:
 
 
 def message_policy_in(policy: MessagePolicy | None) -> MessagePolicy | None:
-    """Return what one message does if the agent works.
+    """Return the policy for one message that arrives while the agent works.
 
     Raises:
-        UsageError: there is no such policy for one message.
+        UsageError: there is no such policy for a single message.
     """
     if policy is not None and policy not in get_args(MessagePolicy):
         raise UsageError(
@@ -224,7 +225,7 @@ def message_policy_in(policy: MessagePolicy | None) -> MessagePolicy | None:
 
 
 def confirmation_in(policy: ConfirmationPolicy | str) -> ConfirmationPolicy:
-    """Return the confirmation policy that is meant.
+    """Return the confirmation policy as a specification.
 
     Raises:
         UsageError: it is none.
@@ -244,7 +245,7 @@ def analyzer_in(analyzer: str) -> str:
     """Return the name of a risk analyzer.
 
     Raises:
-        UsageError: it cannot be one.
+        UsageError: the name is invalid.
     """
     if re.fullmatch(PLUGIN_NAME, analyzer) is None:
         raise UsageError(
@@ -268,7 +269,7 @@ _CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "double_texting": policy_in,
     "traceparent": checked_traceparent,
 }
-"""What Python takes in more forms than JSON, or refuses in other words."""
+"""Arguments for which Python accepts more forms than JSON, or has other error messages."""
 
 
 def spec_in(
@@ -280,10 +281,10 @@ def spec_in(
     upload: bytes | None = None,
     **fields: Unpack[TaskFields],
 ) -> tuple[TaskSpec, bytes | None]:
-    """Return the task that keywords of Python describe, and the file to put into its workspace. Reads files.
+    """Return the task for the keywords of a Python call, and the file to put into its workspace. Reads files.
 
     Raises:
-        UsageError: one is of another type or cannot be used; names it.
+        UsageError: a keyword has a wrong type or cannot be used; names it.
         TypeError: there is no such keyword.
     """
     check_task(text_in(task, "task"))
@@ -304,7 +305,7 @@ def spec_in(
 
 
 def id_in(conversation_id: str | None, idempotency_key: str | None) -> str:
-    """Return the id of a new conversation: the given one, the one that belongs to the key, or a new one.
+    """Return the id of a new conversation: the given one, one derived from the key, or a new one.
 
     Raises:
         UsageError: the id or the key cannot be used.
@@ -317,10 +318,10 @@ def id_in(conversation_id: str | None, idempotency_key: str | None) -> str:
 
 
 def way_in(option: int) -> int:
-    """Return a way out of a loop.
+    """Return an option for recovering from a loop.
 
     Raises:
-        UsageError: there is no such way.
+        UsageError: there is no such option.
     """
     if option not in WAYS_OUT:
         ways = "; ".join(f"{number}: {what}" for number, what in WAYS_OUT.items())
@@ -329,7 +330,7 @@ def way_in(option: int) -> int:
 
 
 def with_script_here(agent: AgentSpec) -> AgentSpec:
-    """Return the agent as workers of this machine find it: the script of a scripted model by its absolute path.
+    """Return the agent for workers of this machine: the path of a scripted model's script is made absolute.
 
     Raises:
         UsageError: the script cannot be read.

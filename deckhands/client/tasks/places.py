@@ -1,4 +1,4 @@
-"""Where to work, as a person writes it: a directory, the address of a repository, or a file that is uploaded."""
+"""Parse a user's workspace: a directory, the address of a repository, or a file to upload."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Directory = WorkspaceSpec | str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where to work. With neither a path nor a source, it is an empty directory.
+    """The workspace of a task. With neither a path nor a source, it is an empty directory.
 
     Attributes:
         content: the bytes of the file to upload.
@@ -27,12 +27,12 @@ class Place:
 
 
 def place_in(text: str, *, clone_depth: int | None = None, clone_secret: str = "") -> Place:
-    """Return the place that a text names: a directory, `git+https://…#ref`, or an archive or bundle to upload.
+    """Return the workspace that a text names: a directory, `git+https://…#ref`, or an archive or bundle to upload.
 
     Raises:
         UsageError: the address cannot be used, or the file cannot be read or is too large.
     """
-    if not text.strip():  # an unset variable, which must not mean the current directory
+    if not text.strip():  # from an unset variable, which must not mean the current directory
         raise UsageError("The name of the workspace is empty.", remedy="Name one, or leave it out.")
     source = git_source(text, depth=clone_depth, secret=clone_secret)
     if source is not None:
@@ -50,7 +50,7 @@ def place_in(text: str, *, clone_depth: int | None = None, clone_secret: str = "
         ) from error
     if ref and form != "bundle":
         raise UsageError(
-            f"{name} is not a bundle, so it has no {ref!r}.", remedy="Leave out the # and what follows it."
+            f"{name} is not a bundle, so it has no {ref!r}.", remedy="Leave out the # and the text after it."
         )
     try:
         uploaded = UploadedSource(name=Path(name).name, format=form, parcel=content_name(content), ref=ref)

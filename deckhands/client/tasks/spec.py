@@ -1,9 +1,9 @@
-"""`TaskSpec`: what an agent is asked to do, as every way in takes it.
+"""`TaskSpec`: the description of a task, shared by every way to submit one.
 
 The command line, Python, HTTP, Celery tasks, the inbox, files of tasks, schedules and evaluations make one, from
 options, keywords or JSON. A field that is added here can be given by all of them; docs/adding-things.md shows how.
 
-Holds: an unknown field is refused by its name; nothing in a task names a file of the machine that reads it.
+Holds: an unknown field is refused by its name; a task never names a file of the machine that reads it.
 Does not: start anything; `Client.submit` does.
 """
 
@@ -42,7 +42,7 @@ MAX_SECRETS = 64
 MAX_TITLE = 200
 SHOWN_ERRORS = 5
 PLACE = Field(min_length=1, max_length=4_096, json_schema_extra={"pattern": r"^(/|git\+(https?|file)://)"})
-"""A directory or a repository; the validator says what is wrong with one."""
+"""A directory or a repository; the validator reports errors in detail."""
 UNSAID = "-"
 """Stands for a task until the first message names it."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -56,7 +56,7 @@ class TaskSpec(BaseModel):
     task: str = Field(
         min_length=1,
         max_length=MAX_TASK_CHARS,
-        description="What the agent should do.",
+        description="The task for the agent.",
         examples=["List the files"],
         json_schema_extra={"pattern": r"\S"},
     )
@@ -75,7 +75,7 @@ class TaskSpec(BaseModel):
         description="A directory below a workspace root of the tool workers, git+https://…#REF, or a specification; by "
         "default an empty directory.",
     )
-    limits: Limits = Field(default=Limits(), description="What the conversation may use up.")
+    limits: Limits = Field(default=Limits(), description="Limits of the conversation, such as iterations and cost.")
     tools: Annotated[tuple[str, ...], Field(max_length=MAX_TOOLS)] = Field(
         default=(), description="Tools that tool workers offer: keys, or patterns such as github/*."
     )
@@ -86,43 +86,43 @@ class TaskSpec(BaseModel):
         default=(), description="Pictures that belong to the task: addresses, or data URLs."
     )
     secrets: Annotated[dict[str, str], Field(max_length=MAX_SECRETS, repr=False)] = Field(
-        default_factory=dict, description="Values by name, which commands may use and nobody may read."
+        default_factory=dict, description="Secret values by name: commands may use them, and they are never shown."
     )
-    headless: bool = Field(default=True, description="Whether nobody can be asked.")
+    headless: bool = Field(default=True, description="Whether no user can be asked.")
     tenant: str = Field(
         default="",
         pattern=NAME_PATTERN,
-        description="Whose budget pays; tenants share what is scarce by weight.",
+        description="The tenant whose budget pays; tenants share scarce resources by weight.",
     )
     experiment: str = Field(
         default="", pattern=NAME_PATTERN, description="A part of the tenant's work with its own budget."
     )
     priority: PriorityName | None = Field(
         default=None,
-        description="What goes first where something is scarce; by default interactive if a person can be asked, else "
-        "batch.",
+        description="The precedence for scarce resources; by default interactive if a user can be asked, else batch.",
     )
     title: str = Field(
         default="", max_length=MAX_TITLE, description="A name for listings; by default the first line of the task."
     )
-    labels: Labels = Field(default_factory=dict, description="Labels, to find the conversation again.")
+    labels: Labels = Field(default_factory=dict, description="Labels for finding the conversation again.")
     not_before: Moment | None = Field(
-        default=None, description="Begin it at this time, with its zone: 2026-03-01T06:00:00+01:00."
+        default=None, description="Start no earlier than this time, with its zone: 2026-03-01T06:00:00+01:00."
     )
     delay: Seconds | None = Field(
         default=None,
-        description="Begin it this many seconds after its submission; with not_before, the later of both counts.",
+        description="Start this many seconds after submission or later; with not_before, the later of both counts.",
     )
     expires: Annotated[Seconds | Moment, Field(union_mode="left_to_right")] | None = Field(
         default=None,
-        description="Never begin it if it has not begun by this time, or this many seconds after its submission: it "
-        "ends in an error of the code expired.",
+        description="Give up if it has not started by this time, or this many seconds after submission: it ends in an "
+        "error with the code expired.",
     )
     double_texting: DoubleTexting | None = Field(
-        default=None, description="What a message does while the agent works; by default it waits for the next step."
+        default=None,
+        description="How a message is handled while the agent works; by default it waits for the next step.",
     )
     traceparent: Annotated[str, Field(max_length=55)] | None = Field(
-        default=None, description="The span that the task belongs to, as W3C Trace Context writes it."
+        default=None, description="The span that the task belongs to, in the format of W3C Trace Context."
     )
     idempotency_key: Annotated[str, Field(min_length=1, max_length=MAX_KEY_CHARS)] | None = Field(
         default=None, description="The same key always means the same conversation, whatever else is sent."
@@ -167,15 +167,15 @@ class TaskSpec(BaseModel):
         is_comparable = self.delay is None or not isinstance(self.expires, datetime)
         is_comparable = is_comparable and (self.not_before is None or isinstance(self.expires, datetime))
         if begins is not None and ends is not None and is_comparable and ends <= begins:
-            raise ValueError("expires: it would expire before it may begin")
+            raise ValueError("expires: it would expire before it may start")
         return self
 
     @classmethod
     def parse(cls, fields: object) -> Self:
-        """Return the task that a JSON object stands for.
+        """Parse a task from a JSON object.
 
         Raises:
-            UsageError: it is not a task; names each field that cannot be used.
+            UsageError: it is not a task; names each invalid field.
         """
         try:
             return cls.model_validate(fields)
@@ -187,16 +187,16 @@ class TaskSpec(BaseModel):
             raise UsageError(f"The request cannot be used: {error}") from None
 
     def timing(self) -> Timing:
-        """Return when the conversation may begin."""
+        """Return the times between which the conversation may start."""
         return Timing(self.not_before, self.delay, self.expires)
 
     def with_timing(self, timing: Timing) -> Self:
-        """Return the task with another time to begin."""
+        """Return the task with other start times."""
         fields = {"not_before": timing.not_before, "delay": timing.delay_seconds, "expires": timing.expires}
         return self.model_copy(update=fields)
 
     def place(self) -> WorkspaceSpec:
-        """Return the workspace that is meant."""
+        """Return the workspace as a specification."""
         if self.workspace is None:
             return WorkspaceSpec()
         if isinstance(self.workspace, WorkspaceSpec):
@@ -211,7 +211,7 @@ class TaskSpec(BaseModel):
         return Tenancy(tenant=self.tenant, experiment=self.experiment, priority=self.priority)
 
     def agent_spec(self) -> AgentSpec:
-        """Return the agent that is meant, with the model and the output that the task names.
+        """Return the agent as a specification, with the model and the output that the task names.
 
         Raises:
             UsageError: the schema of its output cannot be used.
@@ -227,7 +227,7 @@ class TaskSpec(BaseModel):
 
 
 class TaskFields(TypedDict, total=False):
-    """The keywords of Python for the fields of a `TaskSpec`, but for its task, agent, tools, output and key.
+    """The Python keywords for the fields of a `TaskSpec`, except its task, agent, tools, output and key.
 
     None means the default. `workspace` may also be an archive or a bundle on this machine, `images` may be paths and
     bytes, and `tenancy` stands for the three fields of a `Tenancy`.
@@ -253,9 +253,9 @@ class TaskFields(TypedDict, total=False):
 
 
 def _with_workspace_skills(agent: AgentSpec) -> AgentSpec:
-    """Return the agent as it reads the workspace, however the task comes: it does unless its specification forbids it.
+    """Return the agent with skills of the workspace enabled, unless its specification disables them.
 
-    The default of the event is another one, which logs that exist were written with.
+    The event has the opposite default, because existing logs were written with it.
     """
     if "enable_workspace_skills" in agent.model_fields_set:
         return agent
@@ -263,7 +263,7 @@ def _with_workspace_skills(agent: AgentSpec) -> AgentSpec:
 
 
 def timing_of(fields: Mapping[str, Any]) -> Timing:
-    """Return when a conversation may begin, from the fields of a request of these names.
+    """Return the start times from the request's fields `delay`, `not_before` and `expires`.
 
     Raises:
         UsageError: they cannot be used; names each.
@@ -281,7 +281,7 @@ def _reason(error: Mapping[str, Any]) -> str:
 
 
 def _reasons(error: ValidationError) -> str:
-    """Return what is wrong with each field, without the values, which may be secret."""
+    """Return the error of each field, without the values, which may be secret."""
     errors = error.errors(include_url=False, include_input=False, include_context=False)
     found = [f"{'.'.join(map(str, each['loc'])) or 'the whole'}: {_reason(each)}" for each in errors[:SHOWN_ERRORS]]
     more = [f"and {len(errors) - SHOWN_ERRORS} more"] if len(errors) > SHOWN_ERRORS else []

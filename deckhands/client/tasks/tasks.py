@@ -1,4 +1,4 @@
-"""Tasks as people give them: which texts are valid, their titles, their ids, and the form of their output."""
+"""Validation of task texts, and their titles, ids and output schemas."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def output_of(output: type[BaseModel] | Mapping[str, Any]) -> OutputSpec:
 
 
 def check_task(task: str, *, name: str = "task") -> None:
-    """Make sure that a text can be given to an agent.
+    """Check that a text can be given to an agent.
 
     Raises:
         UsageError: it is empty or longer than 100,000 characters.
     """
     if not task.strip():
-        raise UsageError(f"The {name} is empty.", remedy="Say what the agent should do.")
+        raise UsageError(f"The {name} is empty.", remedy="Describe the task.")
     if len(task) > MAX_TASK_CHARS:
         raise UsageError(
             f"The {name} has {len(task):,} characters; the limit is {MAX_TASK_CHARS:,}.",
@@ -63,7 +63,7 @@ def conversation_id_of(idempotency_key: str) -> str:
 
 
 def conversation_of_task(task_id: str) -> str:
-    """Return the id of the conversation that a Celery task `deckhands.run` or `deckhands.submit` stands for.
+    """Return the id of the conversation for a Celery task `deckhands.run` or `deckhands.submit`.
 
     Raises:
         UsageError: the task's id is empty.

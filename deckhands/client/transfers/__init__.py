@@ -1,4 +1,4 @@
-"""What people do in a workspace beside the agent: files copied out of it and into it, and commands.
+"""Access to a workspace beside the agent: copying files, and running commands.
 
 Start with: files.
 """

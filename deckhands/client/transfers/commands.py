@@ -1,6 +1,6 @@
-"""Commands that a person runs in a workspace beside the agent.
+"""Commands that a user runs in a workspace beside the agent.
 
-Holds: a command is in the log before it runs, and runs once, whatever dies; what it writes is masked and cut.
+Holds: a command is in the log before it runs, and runs once, even after crashes; its output is masked and shortened.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from broker.log import Closed, EventLog, find_latest_event, followed
 from broker.runtime import DeckhandsError, UsageError
 
 BEGIN_LIMIT_SECONDS = 60.0
-"""How long a tool worker may take to begin."""
+"""How long a tool worker may take to start."""
 
 
 class CommandFailed(DeckhandsError):
-    """A person's command could not be run, or nobody has answered it; the text says why."""
+    """A user's command could not be run, or no worker has answered; the text has the reason."""
 
     code = "command_failed"
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What a command has led to.
+    """The result of a command.
 
     Attributes:
-        event_id: of the command in the log.
-        output: what it wrote, both streams together; the middle of a long one is left out.
+        event_id: the id of the command in the log.
+        output: both streams together; the middle of a long output is left out.
         exit_code: -1: it was killed, because it took too long or was stopped.
     """
 
@@ -66,8 +66,8 @@ async def execute(
     Idempotent under the same `key`: a repeated call waits for the same command.
 
     Args:
-        log: the one that masks secrets.
-        first: what stands before the command in the log.
+        log: the log that masks secrets.
+        first: events to append before the command.
 
     Raises:
         UsageError: the command cannot be used, or the conversation is unknown, closed or has no workspace yet.
@@ -98,14 +98,14 @@ async def _answer(log: EventLog, conversation_id: str, event_id: int) -> Command
         async for event in events:
             if event.cause == event_id and isinstance(event, CommandExecutedObservation):
                 return event
-            if event.cause == event_id:  # by a tool worker of an older version
-                raise CommandFailed(getattr(event, "content", "") or "The tool worker cannot run commands of people.")
+            if event.cause == event_id:  # from a tool worker of an older version
+                raise CommandFailed(getattr(event, "content", "") or "The tool worker cannot run users' commands.")
     raise AssertionError("it follows for ever")
 
 
 def _check(command: str, timeout_seconds: float) -> None:
     if not isinstance(command, str) or not command.strip() or "\0" in command:
-        raise UsageError("The command is empty, or has a NUL character.", remedy="Pass what bash is to run.")
+        raise UsageError("The command is empty, or has a NUL character.", remedy="Pass a command for bash.")
     if len(command) > MAX_COMMAND_CHARS:
         raise UsageError(
             f"The command has {len(command):,} characters; the limit is {MAX_COMMAND_CHARS:,}.",
@@ -118,10 +118,10 @@ def _check(command: str, timeout_seconds: float) -> None:
 
 
 async def _require_workspace(log: EventLog, conversation_id: str) -> None:
-    """Refuse a conversation whose workspace is not there, because a command would make an empty one.
+    """Refuse a conversation without a workspace, because a command would create an empty one.
 
     Raises:
-        NoWorkspace: it is not.
+        NoWorkspace: it has none.
     """
     store, meta = log.store, log.store.keys(conversation_id).meta
     await log.last_id(conversation_id)

@@ -1,7 +1,7 @@
-"""Copying files out of a workspace and into it.
+"""Copy files out of a workspace and into it.
 
 Holds: nothing is written outside the target, whatever the workspace contains; links that point outside are skipped and
-reported; memory does not grow with the size of what is copied.
+reported; memory does not grow with the size of the copy.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from deckhands.client.transfers.transfer_parts import IncomingParts, OutgoingPar
 DIFF_LIMIT_SECONDS = 240.0
 """A tool worker compares for at most 90 s, one workspace at a time."""
 MAX_READ_BYTES = 64 * 2**20
-"""Of what is read into memory."""
+"""The limit of a file that is read into memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceChanges:
-    """What was changed in a workspace since its beginning.
+    """The changes in a workspace since its start.
 
     Attributes:
         patch: for `git apply`.
         left_out: names of changed files that did not fit in the patch, at most 1,000, without control characters.
-        left_out_count: how many did not.
+        left_out_count: the number of files that did not fit.
     """
 
     patch: bytes
@@ -83,13 +83,13 @@ class WorkspaceFiles:
         Args:
             path: relative to the workspace.
             target: an existing directory, or the new name of the file or directory.
-            on_progress: called from time to time while a long copy travels.
-            on_without_bits: gets the names of some whose set-user-id, set-group-id or sticky bit was not copied.
-            is_wanted: says of a name in the directory whether it is copied; None: all are.
-            limit_bytes: of what is copied; at most 4 GiB, which the whole may have at most, too.
+            on_progress: called from time to time during a long copy.
+            on_without_bits: gets the names of some files whose set-user-id, set-group-id or sticky bit was not copied.
+            is_wanted: returns whether to copy the entry with this name in the directory; None: copy all.
+            limit_bytes: the maximum size of the copied files; the whole may have at most 4 GiB as well.
 
         Returns:
-            How many entries and bytes were written, and what was skipped because it points outside the target.
+            How many entries and bytes were written, and the entries skipped because they point outside the target.
 
         Raises:
             TooLarge: it has more than `limit_bytes`.
@@ -127,12 +127,13 @@ class WorkspaceFiles:
     ) -> tuple[int, int]:
         """Copy a file or a directory into a workspace, and return how many entries and bytes it has.
 
-        Nothing is in the workspace before all has arrived there; then each file appears whole.
+        The workspace does not change before everything has arrived; then each file appears atomically.
 
         Args:
-            path: relative to the workspace. An existing directory, or a name with a final `/`, gets it under its name.
-            on_progress: called from time to time while a long copy travels.
-            on_without_bits: gets the names of some whose set-user-id, set-group-id or sticky bit was not copied.
+            path: relative to the workspace. Into an existing directory, or a name with a final `/`, it is copied under
+                its own name.
+            on_progress: called from time to time during a long copy.
+            on_without_bits: gets the names of some files whose set-user-id, set-group-id or sticky bit was not copied.
 
         Raises:
             UsageError: the source cannot be read or has more than 4 GiB, or the conversation has no workspace yet.
@@ -151,7 +152,7 @@ class WorkspaceFiles:
         return answer.files, answer.size_bytes
 
     async def read(self, conversation_id: str, path: str) -> bytes:
-        """Return the content of a file of up to 64 MiB; raises what `download` does.
+        """Return the content of a file of up to 64 MiB; raises the errors of `download`.
 
         Args:
             path: relative to the workspace.
@@ -162,10 +163,10 @@ class WorkspaceFiles:
             return await asyncio.to_thread(_content, target, path)
 
     async def write(self, conversation_id: str, path: str, content: bytes | str) -> None:
-        """Write a file, which appears whole; raises what `upload` does.
+        """Write a file, which appears atomically; raises the errors of `upload`.
 
         Args:
-            path: relative to the workspace; directories on the way are made.
+            path: relative to the workspace; missing directories are created.
             content: a text is written as UTF-8.
         """
         plain = content.encode(errors="surrogateescape") if isinstance(content, str) else content
@@ -175,24 +176,24 @@ class WorkspaceFiles:
             await self.upload(conversation_id, source, path)
 
     async def list(self, conversation_id: str, path: str = ".") -> list[FileEntry]:
-        """Return what is in a directory, by name; the first 5,000 entries.
+        """Return the first 5,000 entries of a directory, by name.
 
         Args:
             path: relative to the workspace.
 
         Raises:
             UsageError: the conversation has no workspace yet.
-            TransferFailed: it is no directory there, or the tool worker failed.
+            TransferFailed: there is no directory at the path, or the tool worker failed.
         """
         answer = await self._transfers.ask(conversation_id, TransferRequest(what="list", path=path))
         return [*answer.answer.entries]
 
     async def diff(self, conversation_id: str) -> bytes:
-        """Return what was changed in a workspace since its beginning, as a patch for `git apply`.
+        """Return the changes in a workspace since its start, as a patch for `git apply`.
 
         Raises:
             UsageError: the conversation has no workspace yet.
-            TransferFailed: the beginning is not known, or the patch is too large; see `changes`.
+            TransferFailed: the initial state is not known, or the patch is too large; see `changes`.
         """
         changes = await self.changes(conversation_id)
         if changes.left_out_count:
@@ -205,11 +206,11 @@ class WorkspaceFiles:
         return changes.patch
 
     async def changes(self, conversation_id: str) -> WorkspaceChanges:
-        """Return what `diff` does; where not all of it fits, as much as does, the smallest files first.
+        """Return the patch of `diff`; if it is too large, as much of it as fits, the smallest files first.
 
         Raises:
             UsageError: the conversation has no workspace yet.
-            TransferFailed: the beginning is not known, or the workspace is too large to be compared.
+            TransferFailed: the initial state is not known, or the workspace is too large to be compared.
         """
         request = TransferRequest(what="diff")
         done = await self._transfers.ask(conversation_id, request, limit_seconds=DIFF_LIMIT_SECONDS)

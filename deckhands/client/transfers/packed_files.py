@@ -1,7 +1,7 @@
-"""Files of this machine as a packed tar file, and back.
+"""Pack files of this machine into a compressed tar file, and unpack them.
 
-Holds: memory does not grow with the size of what is copied; nothing is written outside the target, whatever the tar
-file contains; the target gets all of it or, if the copy fails, nothing.
+Holds: memory does not grow with the size of the copy; nothing is written outside the target, whatever the tar file
+contains; the target gets all of it or, if the copy fails, nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_NAMED = 20
 
 @dataclass(slots=True)
 class Unpacked:
-    """What was written: entries, bytes of files, and what was left out because it points outside the target."""
+    """The result of unpacking: entries, bytes of files, and the entries left out as pointing outside the target."""
 
     files: int = 0
     size_bytes: int = 0
@@ -41,10 +41,10 @@ class Unpacked:
 
 
 def pack(source: Path, target: IO[bytes]) -> list[str]:
-    """Write a file or directory as a packed tar file.
+    """Write a file or directory as a compressed tar file.
 
     Returns:
-        Some of those whose set-user-id, set-group-id or sticky bit is left out.
+        Some of the files whose set-user-id, set-group-id or sticky bit is left out.
 
     Raises:
         UsageError: it is too large.
@@ -69,13 +69,13 @@ def pack(source: Path, target: IO[bytes]) -> list[str]:
         zstandard.ZstdCompressor(level=3).stream_writer(target, closefd=False) as stream,
         tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive,
     ):
-        # A link that is named itself stands for its target.
+        # If the named source is itself a link, its target is packed.
         archive.add(source.resolve(strict=True), arcname=source.resolve().name or "root", filter=checked)
     return without_bits
 
 
 class TooLarge(UsageError):
-    """A copy has more bytes than its caller takes."""
+    """A copy exceeds its caller's limit."""
 
     code = "too_large"
 
@@ -93,16 +93,16 @@ def unpack(
     is_wanted: Callable[[str], bool] = _any,
     limit_bytes: int = MAX_COPY_BYTES,
 ) -> Unpacked:
-    """Write what a tar file has into an existing directory, or under a new name.
+    """Unpack a tar file into an existing directory, or under a new name.
 
     Args:
-        check: called when all has been read; raises if it is not what was sent.
+        check: called when everything was read; raises if the data differs from the sent data.
         is_packed: whether the file is compressed, by zstandard.
-        is_wanted: says of a name in the directory that is copied whether it is written; others count in no limit.
+        is_wanted: returns whether to write the entry with this name in the copied directory; others count in no limit.
 
     Raises:
         TooLarge: it has more than `limit_bytes`.
-        UsageError: it is no whole tar file, or something in the target is in the way.
+        UsageError: it is not a whole tar file, or an existing file in the target is in the way.
         OSError: the target cannot be written.
     """
     is_inside = target.is_dir()
@@ -115,7 +115,7 @@ def unpack(
         for made in sorted(draft.iterdir()):
             _move(made, folder / made.name)
     except (tarfile.TarError, zstandard.ZstdError, EOFError) as error:
-        raise UsageError("What came is no tar file, or a part of one.", remedy="Copy it again.") from error
+        raise UsageError("The received data is not a whole tar file.", remedy="Copy it again.") from error
     else:
         return done
     finally:
@@ -125,7 +125,7 @@ def unpack(
 def _extracted(
     stream: IO[bytes], draft: Path, name: str, is_wanted: Callable[[str], bool], limit_bytes: int
 ) -> Unpacked:
-    """Write one file or directory, under a name; empty: the one that it has."""
+    """Write one file or directory under a name; if empty, under its own."""
     done, top = Unpacked(), ""
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
@@ -150,7 +150,7 @@ def _extracted(
                 else:
                     member.name = place.name
                     archive.extract(member, draft, filter="data")
-            except (tarfile.FilterError, KeyError):  # outside; or a hard link to what was not wanted
+            except (tarfile.FilterError, KeyError):  # outside; or a hard link to an entry that was left out
                 done.skipped.append(original)
                 continue
             done.files += 1
@@ -164,7 +164,7 @@ def _is_below(top: str, path: str) -> bool:
 
 
 def _move(made: Path, place: Path) -> None:
-    """Move an entry to its place: at once where there is none, into a directory that is there, else instead of it."""
+    """Move an entry to its place: rename it if the place is free, merge it into a directory, or replace a file."""
     if not made.is_dir() or made.is_symlink() or not os.path.lexists(place):
         if place.is_dir() and not place.is_symlink():
             raise UsageError(f"{place} is a directory.", remedy="Name another target.")

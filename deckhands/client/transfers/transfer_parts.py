@@ -1,4 +1,4 @@
-"""Long transfers as files: what is written travels in parts, and what travels in parts is read.
+"""Long transfers as file objects: written data is sent in parts, and received parts are read.
 
 Holds: one part is in memory; both are used in a thread, while the loop sends and fetches.
 """
@@ -25,11 +25,11 @@ from broker.runtime import UsageError, new_key
 T = TypeVar("T")
 END_LIMIT_SECONDS = 10.0
 Progress = Callable[[int, int | None], None]
-"""Gets how many bytes have travelled, packed, and of how many if that is known."""
+"""Called with the number of transferred bytes, packed, and the total if it is known."""
 
 
 class _Parts:
-    """The way from a thread to the loop."""
+    """The connection from a thread to the event loop."""
 
     def __init__(self, transfers: Transfers, conversation_id: str, on_progress: Progress | None) -> None:
         self._is_stopped = False
@@ -55,9 +55,9 @@ class _Parts:
             return await work
 
     async def _forget(self, transfer: str) -> None:
-        """Stop the thread, and have the node forget the transfer; raises nothing that the node does."""
+        """Stop the thread, and have the node forget the transfer; ignores the node's errors."""
         self._is_stopped = True
-        async with self._turn:  # a part that is on its way would come after it
+        async with self._turn:  # a part in transit would arrive after it
             with suppress(TransferFailed):
                 request = TransferRequest(what="end", transfer=transfer)
                 await self._transfers.ask(self._conversation_id, request, limit_seconds=END_LIMIT_SECONDS)
@@ -74,17 +74,17 @@ class OutgoingParts(_Parts):
         self._size = 0
 
     def write(self, content: bytes) -> int:
-        """Take the next bytes; sends a part when there is one."""
+        """Take the next bytes; sends a part when one is full."""
         self._buffer += content
         while len(self._buffer) > PART_BYTES:
             self._done(self._send())
         return len(content)
 
     def flush(self) -> None:
-        """Do nothing: what is not a whole part waits."""
+        """Do nothing: an incomplete part is kept until `finish`."""
 
     async def finish(self, path: str) -> TransferAnswer:
-        """Send what is left, and have it all put into the workspace.
+        """Send the last part, and have everything put into the workspace.
 
         Raises:
             TransferFailed: the tool worker failed.
@@ -108,7 +108,7 @@ class OutgoingParts(_Parts):
         return (await ask(self._conversation_id, request, content, limit_seconds=limit)).answer
 
     async def end(self) -> None:
-        """Have the node forget what it has of it, if anything. Idempotent."""
+        """Have the node forget the transfer, if it has any of it. Idempotent."""
         if self._has_begun:
             await self._forget(self._transfer)
         self._is_stopped = True
@@ -143,7 +143,7 @@ class IncomingParts(_Parts):
         self._size = 0
 
     def read(self, size: int = -1) -> bytes:
-        """Return the next bytes, at most this many; fetches a part when none are left."""
+        """Return the next bytes, at most this many; fetches a part if none are left."""
         if not self._rest and self._size < self._answer.packed_bytes:
             self._rest = self._done(self._fetch())
         end = len(self._rest) if size < 0 else size
@@ -151,18 +151,18 @@ class IncomingParts(_Parts):
         return found
 
     def check(self) -> None:
-        """Say that all has arrived.
+        """Check that everything has arrived.
 
         Raises:
-            TransferFailed: it has not, or is not what was sent.
+            TransferFailed: it has not, or it differs from the sent data.
         """
         while self.read(PART_BYTES):
             pass
         if self._digest.hexdigest() != self._answer.digest:
-            raise TransferFailed("What arrived is not what was sent.", remedy="Copy it again.")
+            raise TransferFailed("The received data differs from the sent data.", remedy="Copy it again.")
 
     async def end(self) -> None:
-        """Have the node forget it. Idempotent."""
+        """Have the node forget the transfer. Idempotent."""
         await self._forget(self._answer.transfer)
 
     async def _fetch(self) -> bytes:

@@ -1,4 +1,4 @@
-"""The attempts of an evaluation: when each begins, how people steer them, their progress and their results.
+"""The attempts of an evaluation: their pace, steering, progress and results.
 
 Start with: driver.
 """

@@ -1,7 +1,7 @@
-"""The evaluations that a store knows, and the results of their attempts, for readers on other machines.
+"""The evaluations of a store, and the results of their attempts, for readers on other machines.
 
-Holds: the driver writes and everybody else reads. Any producer that can write to the store could write here, so
-unreadable entries count as absent. Everything is kept for a month after the last write of a driver.
+Holds: only the driver writes. Any producer that can write to the store could write here, so unreadable entries count as
+absent. Everything is kept for a month after a driver's last write.
 Does not: replace `results.jsonl`, which has the patches and the full evidence, and from which an evaluation continues.
 Keys: `deck:{0}:evaluations`; of `deck:{0}:evaluation:<name>` the field `about`; `deck:{0}:evaluation:<name>:rows`.
 """
@@ -25,17 +25,17 @@ from deckhands.evaluation.attempts.standing import Standing, standing_from
 from deckhands.evaluation.attempts.steering import KEPT_SECONDS, AttemptKey
 
 MAX_ROWS = 20_000
-"""Of one evaluation; later ones are in its directory alone."""
+"""The limit per evaluation; later rows are only in its directory."""
 MAX_EVIDENCE_CHARS, MAX_LEFT_OUT = 4_000, 100
 AT_ONCE = 500
 FRESH_SECONDS = 10.0
 """A driver that has not reported for this long counts as not running."""
 LATEST_MS = 4e13
-"""In the year 3237; a later time is garbage."""
+"""The year 3237; a later time is invalid."""
 
 
 class About(BaseModel):
-    """What an evaluation is; `tenant` is empty if it belongs to no tenant."""
+    """The description of an evaluation; `tenant` is empty if it belongs to no tenant."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -46,7 +46,7 @@ class About(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An evaluation as a list shows it.
+    """An evaluation in a list.
 
     Attributes:
         standing: its progress at `at`; None: it cannot be read.
@@ -97,8 +97,8 @@ class Catalog:
         """Return evaluations, most recently driven first.
 
         Args:
-            tenant: only this tenant's; None: everybody's.
-            limit: how many at most; up to 1,000 are examined.
+            tenant: only this tenant's; None: all tenants'.
+            limit: the maximum number; up to 1,000 are examined.
         """
         index = self._shard.evaluations
         (flat,) = await self._ask([("ZREVRANGE", index, 0, 999, "WITHSCORES")])
@@ -129,13 +129,13 @@ class Catalog:
         while len(found) < MAX_ROWS + AT_ONCE:
             (reply,) = await self._ask([("HSCAN", key, cursor, "COUNT", AT_ONCE)])
             cursor, flat = reply or (b"0", [])
-            found |= await asyncio.to_thread(_rows, pairs(flat))  # a loop that parsed would not answer meanwhile
+            found |= await asyncio.to_thread(_rows, pairs(flat))  # parsing in the loop would block it meanwhile
             if cursor == b"0":
                 break
         return sorted(found.values(), key=lambda row: row.key)
 
     async def some_rows(self, name: str, keys: Sequence[AttemptKey]) -> list[Row]:
-        """Return those of some results that are still there, in the order of their keys.
+        """Return the results with these keys that still exist, in the same order.
 
         Args:
             keys: up to 500.
@@ -169,7 +169,7 @@ def _shortened(row: Row) -> Row:
 
 
 def _rows(values: Mapping[str, Any]) -> dict[str, Row]:
-    """Return the rows that can be read, and stand under their own names."""
+    """Return the readable rows that are stored under their own key."""
     rows = {field: _row(text(value)) for field, value in values.items()}
     return {field: row for field, row in rows.items() if row is not None and json.dumps(row.key) == field}
 

@@ -1,8 +1,8 @@
-"""Decides when each attempt of an evaluation begins: as many at once as helps, and as people steer it.
+"""The driver of an evaluation: starts attempts up to a limit set by load, and as users steer it.
 
-Holds: every attempt ends with one row of its round. The driver keeps nothing that is not in the store or in the rows:
-if it dies, another one continues. It reads people's wishes about once a second.
-Does not: carry out attempts; `Evaluation` does.
+Holds: every attempt ends with one row of its round. The driver keeps no state that is not in the store or in the rows:
+if it dies, another one continues. It reads the desired state about once a second.
+Does not: run attempts; `Evaluation` does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MANY_ROWS = 500
 """With more attempts, the stopping criterion is checked only once in `LOOK_SECONDS`."""
 TOLD_SECONDS = 0.2
 SHOWN_EVERY = 2
-"""Progress goes to the store once in this many looks."""
+"""Progress is written to the store once in this many polls."""
 
 Act = Callable[[UnderWay], Awaitable[Row]]
 OnRow = Callable[[Row], None]
@@ -38,7 +38,7 @@ OnStanding = Callable[[Standing], None]
 
 
 class Driver:
-    """Carries out a plan, or the rest of it, by calling a function for each attempt."""
+    """Runs a plan, or the rest of it, by calling a function for each attempt."""
 
     def __init__(
         self,
@@ -76,15 +76,20 @@ class Driver:
         self._taking_in = asyncio.Lock()
 
     async def run(self) -> None:
-        """Return when every attempt has its row. Idempotent.
+        """Run until every attempt has its row. Idempotent.
 
         Raises:
             StoreError: the store cannot be used.
-            UsageError: an attempt cannot be begun here, or a wish cannot be met.
+            UsageError: an attempt cannot be started here, or a requested setting cannot be applied.
         """
-        self._check()
+        if self.plan.until:
+            Until.parse(self.plan.until, len(self.plan.models))
         self._rounds = dict((await self._steering.read()).rounds)
-        self._fill()
+        for attempt in self._all:
+            row = self._results.rows.get(attempt.key)
+            if row is None or row.round < self._rounds.get(attempt.key, 0):
+                self._pending[attempt.model].append(attempt)
+                self._meter.forget([row] if row is not None else [])
         about = About(tenant=self.plan.tenant, dataset=self.plan.dataset, models=tuple(self.plan.models))
         await self._catalog.begin(self.plan.name, about)
         await self._take_in()
@@ -103,7 +108,7 @@ class Driver:
         while True:
             self._changed.clear()
             if helper.done():
-                helper.result()  # raises what it has failed with
+                helper.result()  # re-raises its error
             self._end_ended()
             self._stop_early()
             self._begin()
@@ -119,15 +124,8 @@ class Driver:
     def _has_pending(self) -> bool:
         return any(self._pending.values())
 
-    def _fill(self) -> None:
-        for attempt in self._all:
-            row = self._results.rows.get(attempt.key)
-            if row is None or row.round < self._rounds.get(attempt.key, 0):
-                self._pending[attempt.model].append(attempt)
-                self._meter.forget([row] if row is not None else [])
-
     def _begin(self) -> None:
-        """Begin attempts up to the limit, of each model in turn."""
+        """Start attempts up to the limit, of each model in turn."""
         if self._state == "cancelled":
             self._leave_out("not-run", "cancelled")
         if self._state != "running":
@@ -173,7 +171,7 @@ class Driver:
         self._uncatalogued += rows
 
     def _leave_out(self, outcome: Outcome, cause: str, *, keeps_requeued: bool = False) -> None:
-        """End what has not begun; the earlier result of an attempt that was requeued stays."""
+        """End the attempts that have not started; a requeued attempt keeps its earlier result."""
         rows = []
         for model, attempts in self._pending.items():
             kept = [one for one in attempts if keeps_requeued and self._rounds.get(one.key, 0)]
@@ -182,13 +180,14 @@ class Driver:
         self._add(rows)
 
     def _left_out(self, attempt: Attempt, outcome: Outcome, cause: str) -> Row:
-        round_, earlier = self._rounds.get(attempt.key, 0), self._results.rows.get(attempt.key)
+        round_ = self._rounds.get(attempt.key, 0)
+        earlier = self._results.rows.get(attempt.key)
         if earlier is not None and earlier.conversation_id:
             return earlier.model_copy(update={"round": round_})
         return unscored(attempt, round_, outcome, cause)
 
     def _stop_early(self) -> None:
-        """End the attempts that have not begun, once enough is known."""
+        """End the attempts that have not started, once the stopping criterion is met."""
         now = SYSTEM_CLOCK.monotonic()
         if not self.plan.until or not self._has_pending or not self._meter.has_news:
             return
@@ -202,7 +201,7 @@ class Driver:
             self._leave_out("not-run", f"{ENOUGH}{known}", keeps_requeued=True)
 
     async def _look_again(self) -> None:
-        """Read people's wishes, and update the limits."""
+        """Read the desired state, and update the limits."""
         looks = 0
         while True:
             looks += 1
@@ -243,7 +242,7 @@ class Driver:
             pace.tick(now, len(own), calls, is_refused=is_refused, in_queue=held)
 
     async def _take_in(self) -> None:
-        """Carry out people's wishes; those already met change nothing."""
+        """Apply the desired state. Idempotent."""
         async with self._taking_in:
             await self._obey(await self._steering.read())
 
@@ -277,7 +276,7 @@ class Driver:
                 if until:
                     Until.parse(until, len(plan.models))
             except UsageError:
-                until = plan.until  # the command that wrote it has checked it; somebody else did not
+                until = plan.until  # checked by the command that wrote it, but another writer may not have checked it
             self._meter.has_news = True
         self.plan = replace(plan, at_once=at_once, budget_usd=budget, until=until, retries=retries)
 
@@ -290,7 +289,7 @@ class Driver:
         rounds = {key: rows[key].round + 1 for key in meant} | {one.attempt.key: one.round + 1 for one in running}
         await self._steering.granted(order_id, rounds)
         self._rounds |= rounds
-        self._end_ended()  # attempts that have ended while the order was recorded: they begin again like the others
+        self._end_ended()  # attempts that ended while the order was recorded: they are repeated like the others
         meant |= {one.attempt.key for one in running if one.attempt.key not in self._under_way}
         self._meter.forget(rows[key] for key in meant)
         for attempt in self._all:
@@ -302,7 +301,7 @@ class Driver:
         return self._rounds.get(key, 0) > (self._results.rows[key].round if key in self._results.rows else -1)
 
     async def _cancel(self, those: list[UnderWay], *, requeues: bool) -> None:
-        """End attempts that are under way; they begin again in their next round, or get their rows."""
+        """End attempts in flight; they are repeated in their next round, or get their rows."""
         those = [one for one in those if one.carrying_out is not None and not one.carrying_out.done()]
         for one in those:
             self._under_way.pop(one.attempt.key, None)
@@ -321,18 +320,14 @@ class Driver:
 
     async def _each(self, ask: Callable[[str], Awaitable[None]]) -> None:
         async def one(conversation_id: str) -> None:
-            with contextlib.suppress(UsageError):  # it is over, or was not begun yet
+            with contextlib.suppress(UsageError):  # it is over, or was not started yet
                 await ask(conversation_id)
 
         working = [one.conversation_id for one in self._under_way.values() if one.phase == "works"]
         await for_each(working, one)
 
-    def _check(self) -> None:
-        if self.plan.until:
-            Until.parse(self.plan.until, len(self.plan.models))
-
     def standing(self) -> Standing:
-        """Return how it stands now."""
+        """Return the current progress."""
         return standing_of(
             self.plan,
             self._under_way.values(),

@@ -1,4 +1,4 @@
-"""The load that workers report, as the pace needs it: their machines, and their calls since the last reading.
+"""The load reported by workers, as input for the pace: machine load, and model calls since the last reading.
 
 Holds: a new worker counts from 0; one that existed at the first reading counts from there. Forged figures can only make
 an evaluation slower, never faster than its ceiling.
@@ -25,7 +25,7 @@ class _Counted:
 
 
 class ClusterLoad:
-    """Reads it again and again."""
+    """Reads the load repeatedly."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

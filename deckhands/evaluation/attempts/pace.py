@@ -1,10 +1,10 @@
-"""How many attempts may be under way: more while nothing hurts, fewer once something does (AIMD).
+"""The limit on attempts in flight: additive increase, multiplicative decrease under overload (AIMD).
 
-A `Pace` is one limit. It doubles until something hurts for the first time, then grows by steps. When something hurts,
-it shrinks by a fixed share, and waits for the effect to show. The pace of the machines watches the hosts' load and the
-sandboxes that are starting; the pace of each model watches refusals for its quota (429) and latency.
+A `Pace` is one limit. It doubles until the first overload, then grows by steps. On an overload it shrinks by a fixed
+share, and waits for the effect to show. The pace of the machines watches the hosts' load and the sandboxes that are
+starting; the pace of each model watches refusals for its quota (429) and latency.
 
-Holds: values in, values out; the caller has the clock. A limit is never below its floor.
+Holds: pure; the caller passes the time. A limit is never below its floor.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 START = 8
-"""How many attempts begin at once at the start; also the least that a loaded host leaves of a larger ceiling."""
+"""The initial limit; also the lowest that load imposes on a larger ceiling."""
 STEP_SHARE = 0.05
 KEPT_OF_LIMIT = 0.7
 QUIET_SECONDS = 10.0
-"""After a limit has shrunk."""
+"""The pause after a limit has shrunk."""
 
 FULL_CPU, FULL_STALLED_CPU = 0.92, 0.5
 HIGH_STALLED_CPU = 0.9
@@ -24,11 +24,12 @@ LITTLE_MEMORY, HARDLY_ANY_MEMORY = 0.15, 0.07
 STALLED_MEMORY, HIGH_STALLED_MEMORY = 0.1, 0.3
 STALLED_IO = 0.5
 STARTS_PER_WORKER = 4
-"""Attempts that may wait for their first tool, for each tool worker."""
+"""Attempts per tool worker that may wait for their first tool."""
 
 SLOWER, AS_FAST = 3.0, 1.5
-"""Latency of this many times the best, without more calls a second, means a queue in front of the model, provided that
-clearly more attempts run than when it was fast: longer prompts make calls slower, too."""
+"""A latency of this many times the best, without more calls per second, indicates a queue in front of the model, if
+clearly more attempts are running than at the best latency: longer prompts make calls slower, too.
+"""
 MORE_CALLS, MORE_ATTEMPTS = 1.1, 1.3
 FEWEST_CALLS = 5
 
@@ -39,7 +40,7 @@ class Hosts:
 
     Attributes:
         starting: attempts that wait for their first tool.
-        tool_workers: how many there are.
+        tool_workers: the number of tool workers.
     """
 
     cpu: float | None = None
@@ -52,7 +53,7 @@ class Hosts:
 
     @property
     def hurts(self) -> str:
-        """The resource so short that fewer attempts would be better; empty: none."""
+        """The overloaded resource, for which the limit must shrink; empty: none."""
         if (self.memory_free is not None) and self.memory_free < HARDLY_ANY_MEMORY:
             return f"memory of a host: {self.memory_free:.0%} is free"
         if (self.memory_stalled or 0.0) > HIGH_STALLED_MEMORY:
@@ -63,7 +64,7 @@ class Hosts:
 
     @property
     def binds(self) -> str:
-        """The resource so short that more attempts would not help; empty: none."""
+        """The exhausted resource, for which the limit must not grow; empty: none."""
         if self.hurts:
             return self.hurts
         if (self.memory_free is not None) and self.memory_free < LITTLE_MEMORY:
@@ -86,7 +87,7 @@ class Pace:
     Attributes:
         ceiling: the upper bound.
         floor: the lower bound, below the ceiling.
-        found: the limits at which something hurt, the latest last.
+        found: the limits at which an overload occurred, the latest last.
     """
 
     ceiling: int
@@ -99,19 +100,23 @@ class Pace:
         self.limit = self.limit or min(self.ceiling, START)
 
     def set_ceiling(self, ceiling: int) -> None:
-        """Change the ceiling; the limit follows it downwards at once, and upwards as it grows."""
+        """Change the ceiling; the limit is lowered at once if needed, and grows later."""
         self.ceiling = ceiling
         self.limit = min(ceiling, max(self.limit, self.floor if self.found else START))
 
     def grow(self, now: float, under_way: int) -> None:
-        """Allow more, if the limit is used up and nothing has hurt lately."""
+        """Raise the limit, if it is used up and there was no recent overload."""
         if under_way < self.limit or now < self.quiet_until:
             return
         step = max(1, int(self.limit * STEP_SHARE)) if self.found else self.limit
         self.limit = min(self.ceiling, self.limit + step)
 
     def shrink(self, now: float, under_way: int) -> bool:
-        """Allow fewer than are running, once in `QUIET_SECONDS` at most; says whether it did."""
+        """Lower the limit below the number in flight, at most once in `QUIET_SECONDS`.
+
+        Returns:
+            Whether it was lowered.
+        """
         if now < self.quiet_until or self.limit <= self.floor:
             return False
         self.quiet_until = now + QUIET_SECONDS
@@ -122,14 +127,14 @@ class Pace:
 
 
 class HostPace:
-    """The limit that machines set."""
+    """The limit that follows from the machines' load."""
 
     def __init__(self, ceiling: int) -> None:
         self.pace = Pace(ceiling, floor=START)
         self.bound = ""
 
     def tick(self, now: float, under_way: int, hosts: Hosts) -> None:
-        """Look at the machines again."""
+        """Adapt to the machines' load."""
         self.bound = hosts.binds
         if hosts.hurts:
             self.pace.shrink(now, under_way)
@@ -139,7 +144,7 @@ class HostPace:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Calls of models since the last look, of the whole cluster.
+    """Model calls of the whole cluster since the last reading.
 
     Attributes:
         refused: replies with status 429.
@@ -153,7 +158,7 @@ class Calls:
 
 
 class ModelPace:
-    """The limit that a model sets, inferred from its refusals and its latency."""
+    """The limit for a model, inferred from its refusals and its latency."""
 
     def __init__(self, ceiling: int) -> None:
         self.pace = Pace(ceiling)
@@ -163,11 +168,11 @@ class ModelPace:
         self._answered, self._seconds, self._over = 0, 0.0, 0.0
 
     def tick(self, now: float, under_way: int, calls: Calls, *, is_refused: bool, in_queue: int) -> None:
-        """Look at the calls again.
+        """Adapt to the calls.
 
         Args:
             is_refused: some of the refusals were this model's.
-            in_queue: attempts that the quota table keeps waiting; they need no limit of ours.
+            in_queue: attempts that wait in the quota's queue; they need no limit here.
         """
         if is_refused and calls.refused:
             if self.pace.shrink(now, under_way):
@@ -183,11 +188,13 @@ class ModelPace:
             self.pace.grow(now, under_way)
 
     def _is_slow(self, calls: Calls, under_way: int) -> bool:
-        self._answered, self._seconds = self._answered + calls.answered, self._seconds + calls.seconds
+        self._answered += calls.answered
+        self._seconds += calls.seconds
         self._over += calls.over_seconds
         if self._answered < FEWEST_CALLS:
             return False
-        latency, rate = self._seconds / self._answered, self._answered / max(self._over, 0.001)
+        latency = self._seconds / self._answered
+        rate = self._answered / max(self._over, 0.001)
         self._answered, self._seconds, self._over = 0, 0.0, 0.0
         is_queue = 0.0 < SLOWER * self._best_seconds < latency and rate < MORE_CALLS * self._best_rate
         is_slow = is_queue and under_way > MORE_ATTEMPTS * self._fast_at

@@ -1,4 +1,4 @@
-"""What an evaluation does, and the attempts that result."""
+"""The plan of an evaluation, and its attempts."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ RETRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an evaluation does.
+    """The definition of an evaluation.
 
     Attributes:
-        name: unique; conversations of it have the label `evaluation=NAME`.
+        name: unique; its conversations have the label `evaluation=NAME`.
         models: the agent's setting for each model, by its name in the results.
-        attempts: how many for each instance and model.
-        at_once: how many attempts may be under way at most.
-        retries: how often an attempt is begun again after failures of the infrastructure.
-        budget_usd: no attempt begins once all of them together have spent this much.
-        critic: the model that judges attempts; empty: none. It decides about instances that nothing else scores.
-        origin: the conversation that attempts are forks of, instead of beginning with their instance's task.
-        is_paced: False: `at_once` attempts are under way, whatever the load.
+        attempts: the number for each instance and model.
+        at_once: the maximum number of attempts in flight.
+        retries: how often an attempt is repeated after failures of the infrastructure.
+        budget_usd: no attempt starts once all of them together have spent this much.
+        critic: the model that judges attempts; empty: none. It decides instances without another score.
+        origin: the conversation that attempts are forks of, instead of starting with their instance's task.
+        is_paced: False: `at_once` attempts are in flight, whatever the load.
         tenant: the owner of the attempts' conversations; empty: no tenant.
-        dataset: its name for people; the instances are in `instances`.
+        dataset: its name, for display only; the instances are in `instances`.
         pool: the pool of tool workers that hold the workspaces; None: the usual one.
         network: whether the commands of agents reach the network; those of checks never do.
-        until: the stopping criterion, as `stopping.Until` reads it; empty: when all attempts have ended.
+        until: the stopping criterion, parsed by `stopping.Until`; empty: when all attempts have ended.
     """
 
     name: str
@@ -58,11 +58,11 @@ class Plan:
 
     @property
     def size(self) -> int:
-        """How many attempts there are."""
+        """The number of attempts."""
         return len(self.instances) * len(self.models) * self.attempts
 
     def all_attempts(self) -> list[Attempt]:
-        """Return them in the order in which they begin."""
+        """Return the attempts in the order in which they start."""
         return [
             Attempt(instance, model, number)
             for number in range(1, self.attempts + 1)
@@ -81,5 +81,5 @@ class Attempt:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """As in its row."""
+        """Its key in the results."""
         return self.model, self.instance.id, self.number

@@ -1,9 +1,9 @@
-"""The record of an evaluation for programs: `progress.jsonl` in its directory, a JSON object a line.
+"""The record of an evaluation for programs: `progress.jsonl` in its directory, one JSON object per line.
 
     {"kind": "standing", "at": "…", "state": "running", "ended": 12, "under_way": 8, "bound": "-n 8", …}
     {"kind": "ended", "at": "…", "instance": "…", "model": "…", "attempt": 1, "outcome": "resolved", …}
 
-Holds: append-only; a driver that continues appends to the same file, behind its last whole line.
+Holds: append-only; a driver that continues appends to the same file, after its last whole line.
 Does not: decide anything; results are in `results.jsonl`.
 """
 
@@ -27,10 +27,10 @@ LEFT_OUT = {"evidence", "patch"}
 
 
 class Record:
-    """Adds to the record."""
+    """Appends to the record."""
 
     def __init__(self, directory: Path) -> None:
-        """Open it.
+        """Open the file.
 
         Raises:
             UsageError: it cannot be written.
@@ -48,11 +48,11 @@ class Record:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        with suppress(OSError):  # what could not be written has been said
+        with suppress(OSError):  # the write error was reported already
             self._file.close()
 
     def row(self, row: Row) -> None:
-        """Add an attempt that has ended; `results.jsonl` has its evidence and patch."""
+        """Add a finished attempt; `results.jsonl` has its evidence and patch."""
         self._add("ended", row.model_dump(mode="json", exclude=LEFT_OUT))
 
     def standing(self, standing: Standing) -> None:
@@ -76,7 +76,7 @@ class Record:
 
 
 def _cut_off(path: Path) -> None:
-    """Remove a last line that was not written to its end."""
+    """Remove an incomplete last line."""
     if not path.exists():
         return
     with path.open("rb+") as file:

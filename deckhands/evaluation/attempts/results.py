@@ -29,28 +29,28 @@ CHECK_FAILED, CRITIC_FAILED = "check_", "critic_"
 
 
 class BeingWritten(UsageError):
-    """Another command is carrying out the evaluation."""
+    """Another command is running the evaluation."""
 
 
 class Row(BaseModel):
     """The result of one attempt.
 
     Attributes:
-        cause: why, as a code: the limit that was reached, the code of the error; empty for what a score decides.
-        evidence: what the check wrote, the answer that was given, or the error; cut.
-        tries: how often it was begun; more than once after failures of the infrastructure.
+        cause: the reason as a code: the limit that was reached, the code of the error; empty if a score decided.
+        evidence: the output of the check, the given answer, or the error; shortened.
+        tries: how often it was started; more than once after failures of the infrastructure.
         failures: the codes of these failures.
         round: how often the attempt was requeued.
         seconds: from the first event of its conversation to the last: `working_seconds` and all `waiting_seconds`.
-        working_seconds: while a model answered or a tool ran.
+        working_seconds: the time in model calls and tools.
         waiting_seconds: by reason, such as `worker`, `rate_limit` or `paused`; see `times`.
-        scoring_seconds: how long the check took.
+        scoring_seconds: the duration of the check.
         left_out: files that the agent changed but that do not count.
-        checked_id: the conversation in which the check ran; `critic_id`: in which a critic judged the attempt.
+        checked_id: the conversation of the check; `critic_id`: that of the critic.
         score: the critic's, from 0 to 10; None: there was no critic. `verdict` is its reason.
         cost_usd: of its last try, without the check and the critic.
-        critic_cost_usd: of the critic; `lost_cost_usd`: of the earlier tries, which the infrastructure failed.
-        has_unknown_cost: the price of some calls is unknown, so it has cost more.
+        critic_cost_usd: of the critic; `lost_cost_usd`: of earlier tries that failed in the infrastructure.
+        has_unknown_cost: the price of some calls is unknown, so the true cost is higher.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -86,7 +86,7 @@ class Row(BaseModel):
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """The attempt that this is the result of."""
+        """The attempt of this result."""
         return self.model, self.instance, self.attempt
 
     @property
@@ -96,16 +96,16 @@ class Row(BaseModel):
 
     @property
     def spent_usd(self) -> float:
-        """What it has cost in all."""
+        """Its total cost."""
         return self.cost_usd + self.critic_cost_usd + self.lost_cost_usd
 
     def is_same_run(self, other: Row) -> bool:
-        """Whether both are results of one run of an attempt: it was requeued, and then did not begin again."""
+        """Return whether both are results of one run of an attempt, which was requeued but did not start again."""
         return bool(self.conversation_id) and self.conversation_id == other.conversation_id
 
     @property
     def conversations(self) -> int:
-        """How many conversations it took, including those of its checks and critics."""
+        """The number of its conversations, including those of checks and critics."""
         if not self.conversation_id and not self.failures:
             return 0
         others = sum(code.startswith((CHECK_FAILED, CRITIC_FAILED)) for code in self.failures)
@@ -117,7 +117,7 @@ class Results:
 
     Attributes:
         rows: one for each attempt, by its key.
-        replaced_cost_usd: what attempts have cost whose rows were replaced by those of later rounds.
+        replaced_cost_usd: the cost of runs whose rows were replaced by those of later rounds.
     """
 
     def __init__(self, path: Path) -> None:
@@ -136,7 +136,7 @@ class Results:
         except BlockingIOError as error:
             self._file.close()
             raise BeingWritten(
-                f"Another command carries out the evaluation in {path.parent}.",
+                f"Another command runs the evaluation in {path.parent}.",
                 remedy="`deckhands eval attach` follows it; `deckhands eval retune` and others steer it.",
             ) from error
         except OSError as error:
@@ -171,11 +171,11 @@ class Results:
         self._file.close()
 
     def add(self, row: Row) -> None:
-        """Write a row; it is on the disk when this returns. Raises what `add_all` does."""
+        """Write a row; it is on the disk when this returns. Raises the errors of `add_all`."""
         self.add_all([row])
 
     def add_all(self, rows: Iterable[Row]) -> None:
-        """Write some rows at once.
+        """Write several rows at once.
 
         Raises:
             UsageError: they cannot be written; none of them is.
@@ -214,7 +214,7 @@ def read_results(path: Path) -> list[Row]:
     if not path.is_file():
         raise UsageError(
             f"There is no {path}: no attempt has ended there.",
-            remedy="Name the directory of an evaluation, or begin with `deckhands eval run` or `eval attach`.",
+            remedy="Name the directory of an evaluation, or start with `deckhands eval run` or `eval attach`.",
         )
     rows: dict[tuple[str, str, int], Row] = {}
     try:

@@ -1,4 +1,4 @@
-"""The progress of an evaluation, for people: a table on a terminal, otherwise a line now and then.
+"""The displayed progress of an evaluation: a table on a terminal, otherwise a line from time to time.
 
 The progress goes to standard error, the final summary to standard output.
 """
@@ -22,7 +22,7 @@ SPARE = ("WORKER", "WAITS FOR", "MODEL", "USD")
 
 
 class Screen:
-    """Shows it again and again."""
+    """Shows the progress repeatedly."""
 
     def __init__(self) -> None:
         self._is_table = is_redrawn(sys.stderr)
@@ -35,7 +35,7 @@ class Screen:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Leave the last word on the screen, also where the command fails."""
+        """Leave the final state on the screen, even if the command fails."""
         if self._last is not None:
             self._show(self._last)
 
@@ -83,6 +83,6 @@ def lines_of(standing: Standing, *, columns: int, rows: int) -> list[str]:
     ]
     lines = table(HEAD, cells, columns=columns, spare=SPARE) if cells else []
     if standing.under_way > len(shown):
-        lines.append(f"… and {standing.under_way - len(shown):,} more under way")
+        lines.append(f"… and {standing.under_way - len(shown):,} more in flight")
     progress, _, spending = standing.line.partition("; ")
     return [*lines, *(fitted(clean_line(line, limit=1_000), columns) for line in (progress, spending))]

@@ -1,4 +1,4 @@
-"""The progress of an evaluation: figures, the attempts under way, and the limit that binds."""
+"""The progress of an evaluation: figures, the attempts in flight, and the limit that binds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNBOUND = "nothing:"
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One attempt under way."""
+    """One attempt in flight."""
 
     instance: str
     model: str
@@ -42,15 +42,15 @@ class Standing:
     """The progress of an evaluation.
 
     Attributes:
-        state: the wanted one (`running`, `paused` or `cancelled`), or `over` once all attempts have ended.
-        outcomes: how many attempts have ended with each outcome.
-        eta_seconds: at the pace of the last two minutes; None: unknown.
-        refused: replies with status 429 since this driver began.
-        limit: how many may be under way now; `limits`: the same by model.
-        found: by model, the number of attempts at which something last hurt; other models are left out.
+        state: the desired state (`running`, `paused` or `cancelled`), or `over` once all attempts have ended.
+        outcomes: the number of finished attempts by outcome.
+        eta_seconds: at the rate of the last two minutes; None: unknown.
+        refused: replies with status 429 since this driver started.
+        limit: the current maximum in flight; `limits`: the same by model.
+        found: by model, the number of attempts at the last overload; models without one are left out.
         bound: the limit that binds.
-        stopped: why it has ended early.
-        attempts: those under way, the longest first, at most 100.
+        stopped: the reason for an early end.
+        attempts: those in flight, the longest first, at most 100.
     """
 
     state: str
@@ -78,19 +78,19 @@ class Standing:
 
     @property
     def line(self) -> str:
-        """It in one line."""
+        """The progress in one line."""
         outcomes = ", ".join(f"{count} {name}" for name, count in self.outcomes.items() if count)
         eta = "" if self.eta_seconds is None else f", {_minutes(self.eta_seconds)} left"
         return (
             f"{self.ended:,} of {self.total:,} attempts ended{f' ({outcomes})' if outcomes else ''}, {self.under_way} "
-            f"under way{eta}; ${self.cost_usd:.4f}, ${self.usd_per_minute:.4f} and {self.tokens_per_minute:,.0f} "
+            f"in flight{eta}; ${self.cost_usd:.4f}, ${self.usd_per_minute:.4f} and {self.tokens_per_minute:,.0f} "
             f"tokens a minute; {self.refused} 429s; {self.bound_line}"
         )
 
     @property
     def bound_line(self) -> str:
-        """The limit that binds now, and the limits that were found."""
-        found = "".join(f"; {model} hurts at {limit}" for model, limit in self.found.items())
+        """The limit that binds now, and the limits found at overloads."""
+        found = "".join(f"; {model} overloads at {limit}" for model, limit in self.found.items())
         if self.state != "running":
             return (self.stopped or self.state) + found
         if self.bound.startswith(UNBOUND):
@@ -99,7 +99,7 @@ class Standing:
 
 
 def standing_from(fields: Mapping[str, object]) -> Standing | None:
-    """Return a standing from the fields that `Standing.as_json` wrote; None if they are not valid."""
+    """Return the progress from the fields that `Standing.as_json` wrote; None if they are not valid."""
     try:
         return _FIELDS.validate_python({name: value for name, value in fields.items() if name != "at"})
     except ValidationError:
@@ -111,10 +111,10 @@ _FIELDS = TypeAdapter(Standing)
 
 @dataclass(slots=True)
 class Meter:
-    """What has been spent, and how fast.
+    """The amount and the rate of spending.
 
     Attributes:
-        cost_usd: in all, with critics and tries that failed; at first, of what has no row in `rows`.
+        cost_usd: in total, with critics and failed tries; initially, the cost without a row in `rows`.
         refused: replies with status 429.
         has_news: an attempt has ended since this was set to False.
     """
@@ -134,7 +134,7 @@ class Meter:
         self.ended = 0
 
     def add(self, row: Row, *, is_paid: bool = False) -> None:
-        """Count an attempt that has ended; if it is paid, its cost has been counted before."""
+        """Count a finished attempt; if it is paid, its cost was counted before."""
         cost_usd, tokens = self.cost_usd, self.tokens
         self._count(row)
         if is_paid:
@@ -142,11 +142,11 @@ class Meter:
         self.has_news = True
 
     def forget(self, rows: Iterable[Row]) -> None:
-        """Stop counting the outcomes of attempts that begin again."""
+        """Remove the outcomes of attempts that are repeated."""
         self.outcomes.subtract(row.outcome for row in rows)
 
     def rates(self, now: float, cost_usd: float, tokens: int) -> tuple[float, float, float]:
-        """Return USD, tokens and ended attempts per second, over the last two minutes."""
+        """Return USD, tokens and finished attempts per second, over the last two minutes."""
         self._marks.append((now, cost_usd, tokens, self.ended))
         while len(self._marks) > 2 and now - self._marks[0][0] > WINDOW_SECONDS:
             self._marks.popleft()
@@ -217,7 +217,7 @@ def _bound(
     models: Mapping[str, ModelPace],
 ) -> str:
     if not pending:
-        return f"{UNBOUND} all have begun"
+        return f"{UNBOUND} all have started"
     if under_way >= plan.at_once:
         return f"-n {plan.at_once}"
     if under_way >= hosts.pace.limit:

@@ -1,9 +1,9 @@
 """The figures of an evaluation, recomputed from its rows alone.
 
 Sources: pass@k is the unbiased estimator of Chen et al. (2021), 1 - C(n-c, k) / C(n, k), averaged over instances. The
-interval of pass@1 is Wilson's for one attempt an instance, and by the standard error over instances for more; Wilson's
-over instances if all have the same share, which has no standard error. Two runs are compared by McNemar's exact test
-over the instances that both have.
+interval of pass@1 is Wilson's for one attempt per instance, and uses the standard error over instances for more; it is
+Wilson's over instances if all have the same share, which has no standard error. Two runs are compared by McNemar's
+exact test over the instances that both have.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Z = 1.959964
 
 
 def pass_at(n: int, c: int, k: int) -> float:
-    """Estimate the probability that one of `k` attempts is right, of `n` attempts with `c` right ones."""
+    """Estimate the probability that one of `k` attempts is right, from `n` attempts with `c` right ones."""
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
@@ -51,7 +51,8 @@ def _figures(rows: Sequence[Row]) -> dict[str, Any]:
     most = min((n for n, _ in counts), default=0)
     passes = {f"pass@{k}": statistics.fmean(pass_at(n, c, k) for n, c in counts) for k in range(1, most + 1)}
     ran = [row for row in rows if row.outcome != "not-run"] or rows
-    conversations, failures = sum(row.conversations for row in rows), sum(len(row.failures) for row in rows)
+    conversations = sum(row.conversations for row in rows)
+    failures = sum(len(row.failures) for row in rows)
     waiting: dict[str, float] = defaultdict(float)
     for row in rows:
         for reason, seconds in row.waiting_seconds.items():
@@ -87,7 +88,7 @@ def _figures(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def further_costs(figures: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """Return what a model's attempts have cost beside `cost_usd`, by what it was spent on; without parts of nothing."""
+    """Return the costs of a model's attempts beside `cost_usd`, by purpose; without zeros."""
     parts = (("critics", figures["critic_cost_usd"]), ("tries that failed", figures["lost_cost_usd"]))
     return [(what, usd) for what, usd in parts if usd]
 
@@ -122,7 +123,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def comparison_of(ours: Iterable[Row], theirs: Iterable[Row]) -> dict[str, Any]:
-    """Compare two runs over the instances that both have: how many only one resolves, and how likely that is by chance.
+    """Compare two runs over their common instances: the number that only one resolves, and the p-value.
 
     An instance counts as resolved if most of its attempts are.
     """
@@ -140,7 +141,7 @@ def comparison_of(ours: Iterable[Row], theirs: Iterable[Row]) -> dict[str, Any]:
 
 
 def resolved_by_instance(rows: Iterable[Row], model: str) -> Mapping[str, bool]:
-    """Return for each instance that a model was scored on whether most of its attempts resolve it."""
+    """Return for each instance on which a model was scored whether most of its attempts resolve it."""
     return _majorities(row for row in rows if row.model == model)
 
 
@@ -168,7 +169,7 @@ class Distribution:
 
 
 def distribution_of(rows: Sequence[Row], value: Callable[[Row], float]) -> Distribution:
-    """Return the distribution of a value over the attempts that were begun, with the same bins for each model."""
+    """Return the distribution of a value over the attempts that were started, with the same bins for each model."""
     ran = [row for row in rows if row.outcome != "not-run"]
     most = max((value(row) for row in ran), default=0.0)
     counts: dict[str, list[int]] = {row.model: [0] * BINS for row in rows}

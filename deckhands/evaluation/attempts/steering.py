@@ -1,10 +1,10 @@
-"""People's wishes for a running evaluation, kept in the store so that they can be stated on any machine.
+"""The desired state of a running evaluation, kept in the store so that users can change it on any machine.
 
-Holds: a wish holds until somebody changes it, even while no driver runs. A requeue raises the round of attempts by one,
-however often a driver reads it. What cannot be read counts as absent.
-Does not: begin anything; the driver looks here about once a second.
+Holds: a value holds until it is changed, even while no driver runs. A requeue raises the round of attempts by one,
+however often a driver reads it. Unreadable entries count as absent.
+Does not: start anything; the driver polls it about once a second.
 Keys: `deck:{0}:evaluation:<name>`: `state`, `at_once`, `budget_usd`, `until`, `retries`, `standing`, `order:<id>` for a
-requeue that no driver has seen, `round:<attempt>` for attempts that were requeued. Kept for a month.
+requeue that no driver has read, `round:<attempt>` for requeued attempts. Kept for a month.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ AttemptKey = tuple[str, str, int]
 
 
 class Wishes(BaseModel):
-    """The current wishes.
+    """The desired state.
 
     Attributes:
-        state: `paused`: nothing begins, and what is under way is paused. `cancelled`: nothing begins any more.
-        at_once: how many attempts may be under way at most; None: no wish.
-        budget_usd: infinite: no budget; None: no wish.
+        state: `paused`: no attempt starts, and those in flight are paused. `cancelled`: no further attempt starts.
+        at_once: the maximum number of attempts in flight; None: not set.
+        budget_usd: infinite: no budget; None: not set.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -47,10 +47,10 @@ class Wishes(BaseModel):
 
 
 class Requeue(BaseModel):
-    """Which attempts to begin again: those that match every field that is not empty.
+    """An order to repeat the attempts that match every non-empty field.
 
     Attributes:
-        outcomes: outcomes of their rows; `running` means attempts that are under way.
+        outcomes: outcomes of their rows; `running` means attempts in flight.
         causes: causes in their rows, such as `evaluation_budget`.
         instances, models: those of the attempts.
     """
@@ -63,7 +63,7 @@ class Requeue(BaseModel):
     models: tuple[str, ...] = ()
 
     def means(self, row: Row) -> bool:
-        """Say whether it matches an attempt that has ended."""
+        """Return whether it matches a finished attempt."""
         return (
             (not self.outcomes or row.outcome in self.outcomes)
             and (not self.causes or row.cause in self.causes or bool(set(self.causes) & set(row.failures)))
@@ -72,7 +72,7 @@ class Requeue(BaseModel):
         )
 
     def means_running(self, key: AttemptKey) -> bool:
-        """Say whether it matches an attempt that is under way, which needs the outcome `running`."""
+        """Return whether it matches an attempt in flight, which needs the outcome `running`."""
         model, instance, _ = key
         return (
             "running" in self.outcomes
@@ -84,10 +84,10 @@ class Requeue(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the store has about steering an evaluation.
+    """The stored state for steering an evaluation.
 
     Attributes:
-        orders: requeues that no driver has seen, by their ids.
+        orders: requeues that no driver has read, by their ids.
         rounds: how often attempts were requeued.
         standing: its last reported progress; empty: none.
     """
@@ -99,14 +99,14 @@ class Wanted:
 
 
 class Steering:
-    """The wishes of one evaluation."""
+    """The desired state of one evaluation."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
         self._key = store.all_shards[0].evaluation(name)
 
     async def read(self) -> Wanted:
-        """Read all of it.
+        """Read the stored state.
 
         Raises:
             StoreError: the store does not answer.
@@ -122,20 +122,20 @@ class Steering:
         return Wanted(_wishes(fields), orders, rounds, _standing(fields.get("standing", "")))
 
     async def wish(self, **wishes: object) -> None:
-        """Record new wishes; None leaves a wish unchanged. Idempotent."""
+        """Record a new desired state; None leaves a value unchanged. Idempotent."""
         await self._put({name: str(value) for name, value in wishes.items() if value is not None})
 
     async def requeue(self, order: Requeue) -> None:
-        """Ask for attempts to begin again."""
+        """Order attempts to be repeated."""
         await self._put({f"{ORDER}{new_key()}": order.model_dump_json()})
 
     async def granted(self, order_id: str, rounds: Mapping[AttemptKey, int]) -> None:
-        """Record the new rounds that an order leads to, then remove the order. Idempotent."""
+        """Record the new rounds of an order, then remove the order. Idempotent."""
         await self._put({f"{ROUND}{json.dumps(key)}": str(number) for key, number in rounds.items()})
         await self._store.call("HDEL", self._key, f"{ORDER}{order_id}")
 
     async def show(self, standing: Mapping[str, object]) -> None:
-        """Say how it stands."""
+        """Publish the progress."""
         await self._put({"standing": json.dumps(standing)})
 
     async def _put(self, fields: Mapping[str, str]) -> None:

@@ -1,13 +1,13 @@
-"""When enough is known to stop an evaluation before all attempts have ended.
+"""Stopping criteria that end an evaluation before all attempts have ended.
 
 `ci=3%`    the 95 % interval of each model's pass@1 reaches at most 3 points to either side
 `decided`  the first model is known to be better or worse than each of the others on the same instances
 
-Holds: attempts count in the order in which they begin, up to the first that has not ended, so that quick attempts do
-not decide for slow ones. A comparison that is checked repeatedly needs a sequential test: of two attempts at an
-instance with the same number, a pair that only one model resolves counts for it, and bets on that (a mixture over all
-probabilities) win 20 to 1 by chance in at most 5 % of all evaluations, however often they are checked (Ville's
-inequality). Majorities of instances would be no bets: further attempts change them.
+Holds: attempts count in their starting order, up to the first that has not ended, so that quick attempts do not decide
+for slow ones. A comparison that is checked repeatedly needs a sequential test: of two attempts at an instance with the
+same number, a pair that only one model resolves counts for it, and bets on that (a mixture over all probabilities) win
+20 to 1 by chance in at most 5 % of all evaluations, however often they are checked (Ville's inequality). Majorities of
+instances would be no bets: further attempts change them.
 Does not: make the interval hold at every check; it is the interval of the report.
 """
 
@@ -30,7 +30,7 @@ FEWEST_INSTANCES = 20
 """Fewer instances do not show how much results vary."""
 ODDS = 20.0
 MOST_LOG_ODDS = 700.0
-"""What a float can hold; more is as good as certain."""
+"""The range of a float; more is as good as certain."""
 
 _INTERVAL = re.compile(r"ci=(?:±|\+-|\+/-)?(\d{1,2}(?:\.\d+)?)%?")
 
@@ -48,7 +48,7 @@ class Until:
 
     @classmethod
     def parse(cls, text: str, models: int) -> Until:
-        """Read a criterion.
+        """Parse a criterion.
 
         Raises:
             UsageError: it is not one, or compares models although there is only one.
@@ -63,10 +63,10 @@ class Until:
         return cls(text, float(found[1]) / 100)
 
     def is_reached(self, attempts: Sequence[Attempt], rows: Mapping[tuple[str, str, int], Row]) -> str:
-        """Return what is known so far, as text; empty: not enough.
+        """Return the reason to stop, as text; empty: not enough is known.
 
         Args:
-            attempts: all of them, in the order in which they begin.
+            attempts: all of them, in their starting order.
         """
         ended = ended_in_order(attempts, rows)
         models = list(dict.fromkeys(attempt.model for attempt in attempts))
@@ -97,7 +97,7 @@ def ended_in_order(attempts: Sequence[Attempt], rows: Mapping[tuple[str, str, in
 
 
 def odds(wins: int, losses: int) -> float:
-    """Return what bets on unequal chances have won, each at even odds: 2^n * B(wins + 1, losses + 1)."""
+    """Return the winnings of bets on unequal chances, each at even odds: 2^n * B(wins + 1, losses + 1)."""
     n = wins + losses
     logarithm = n * math.log(2) + math.lgamma(wins + 1) + math.lgamma(losses + 1) - math.lgamma(n + 2)
     return math.exp(min(logarithm, MOST_LOG_ODDS))

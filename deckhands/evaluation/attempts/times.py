@@ -1,7 +1,7 @@
-"""Where the time of a conversation went, according to its log: working, or waiting and why.
+"""The time of a conversation according to its log: working, or waiting, by reason.
 
 Holds: every second between the first event and the last is counted once; the later event of a pair explains the gap
-before it. A model call worked for the time that its reply states; the rest of its gap was waiting.
+before it. A model call works for the time that its reply states; the rest of its gap is waiting.
 Does not: see inside a tool: the time from its action to its observation is work, even if its worker was busy.
 """
 
@@ -23,7 +23,7 @@ from broker.contract import (
 )
 
 WORKER = "worker"
-"""Waiting for a worker to claim the conversation, or for something that the log does not name."""
+"""Waiting for a worker to claim the conversation, or for a reason that the log does not record."""
 PAUSED = "paused"
 
 
@@ -36,10 +36,12 @@ class Times:
 
 
 def times_of(events: Iterable[Event]) -> Times:
-    """Return where the time went; reasons with less than a millisecond are left out."""
+    """Return the times of a conversation; reasons with less than a millisecond are left out."""
     working = 0.0
     waiting: dict[str, float] = defaultdict(float)
-    before, reason, is_paused = None, WORKER, False
+    before = None
+    reason = WORKER
+    is_paused = False
     for event in events:
         if event.timestamp is None:
             continue

@@ -1,4 +1,4 @@
-"""An attempt that is under way, as its driver knows it."""
+"""An attempt in flight, as its driver knows it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Phase = Literal["begins", "works", "waits", "is scored"]
 
 @dataclass(slots=True, eq=False)
 class UnderWay:
-    """One attempt.
+    """One attempt in flight.
 
     Attributes:
         round: how often it was requeued.
-        began: when, by the driver's monotonic clock.
+        began: its start time, by the driver's monotonic clock.
         phase: `waits`: for its next try, after a failure of the infrastructure.
         seen: the progress of its current conversation.
         judged: the progress of its critic.
-        shared: what its conversation has of another one, that it is a fork of: steps and cost.
+        shared: the steps and cost that its conversation shares with the origin it is a fork of.
         failures: the codes of the infrastructure's failures so far.
-        lost_cost_usd: what the tries have cost that these ended.
-        carrying_out: the task that carries it out.
+        lost_cost_usd: the cost of tries that ended in these failures.
+        carrying_out: the asyncio task that runs it.
     """
 
     attempt: Attempt
@@ -48,16 +48,16 @@ class UnderWay:
 
     @property
     def cost_usd(self) -> float:
-        """What its current try has cost."""
+        """The cost of its current try."""
         return round(max(0.0, self.seen.cost_usd - self.shared[1]), 8)
 
     @property
     def spent_usd(self) -> float:
-        """What it has cost in all, with its critic and the tries that failed."""
+        """Its total cost, with its critic and failed tries."""
         return self.cost_usd + self.judged.cost_usd + self.lost_cost_usd
 
     def row(self, outcome: Outcome, cause: str) -> Row:
-        """Return the row of an attempt that ends now, whatever it has done."""
+        """Return the row of an attempt that ends now, in whatever state."""
         return unscored(self.attempt, self.round, outcome, cause).model_copy(
             update={
                 "conversation_id": self.conversation_id,
@@ -72,7 +72,7 @@ class UnderWay:
 
 
 def unscored(attempt: Attempt, round_: int, outcome: Outcome, cause: str) -> Row:
-    """Return the row of an attempt that has not begun."""
+    """Return the row of an attempt that has not started."""
     return Row(
         instance=attempt.instance.id,
         model=attempt.model,

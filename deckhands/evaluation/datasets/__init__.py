@@ -1,4 +1,4 @@
-"""Datasets: what agents are evaluated on, in the formats in which benchmarks are published, as instances.
+"""Datasets for evaluations, in the formats in which benchmarks are published, as instances.
 
 Start with: dataset.
 """

@@ -1,7 +1,7 @@
 """The programs that run in the workspaces of checks, and decide whether tests have passed.
 
 Holds: they are laid over last, in a directory where no file of an agent counts, and Python starts them with `-I`: the
-workspace, the environment and the user's packages have no say in what they import.
+workspace, the environment and the user's packages cannot influence their imports.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _PARTS = ("guarded.py", "separate.py", "node_tests.js")
 
 @dataclass(frozen=True, slots=True)
 class Overlaid:
-    """Files, and others that are laid over them."""
+    """Files, with other files laid over them."""
 
     below: Path | Files | None
     above: Tree
 
     def read(self) -> dict[str, File]:
-        """Return them. Raises what `tree_of` does."""
+        """Return the files. Raises the errors of `tree_of`."""
         return {**tree_of(self.below), **self.above}
 
 
 def program_files(name: str, asked: Mapping[str, Any]) -> dict[str, File]:
-    """Return the files of a program that `COMMAND` runs, with what it is asked to do."""
+    """Return the files of a program that `COMMAND` runs, with its input."""
     found = {f"{FOLDER}/{part}": File((DIRECTORY / part).read_bytes()) for part in _PARTS}
     return found | {
         f"{FOLDER}/run.py": File((DIRECTORY / f"{name}.py").read_bytes()),

@@ -1,6 +1,6 @@
-"""Finds a dataset by its name, and reads it: `shipped`, a file of rows, directories of tasks, or a plug-in's.
+"""Find a dataset by its name, and read it: `shipped`, a file of rows, directories of tasks, or a plug-in's.
 
-Holds: everything is checked before anything begins. What cannot be used is listed, by line, row or task.
+Holds: everything is checked before any attempt starts. Unusable parts are listed, by line, row or task.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Row = Mapping[str, Any]
 
 
 def absolute(name: str) -> str:
-    """Return the name of a dataset as it is understood in any working directory.
+    """Return a dataset's name in a form that is independent of the working directory.
 
     Raises:
         UsageError: it is empty.
@@ -46,7 +46,7 @@ def read_dataset(name: str | Path, *, repositories: Path | None = None) -> list[
 
     Args:
         name: `shipped`, the path of a file or a directory, `inspect:FILE@TASK`, or `NAME:ARGUMENT` of a plug-in.
-        repositories: the directory with mirrors or archives of what SWE-bench rows name.
+        repositories: the directory with mirrors or archives of the repositories that SWE-bench rows name.
 
     Raises:
         UsageError: there is none of this name, it cannot be read, or parts of it cannot be used; names these.
@@ -75,7 +75,7 @@ def read_dataset(name: str | Path, *, repositories: Path | None = None) -> list[
 
 
 def _rows_in(path: Path) -> list[tuple[int, Any]]:
-    """Return the rows of a file by their lines; an error in place of one that is no JSON."""
+    """Return the rows of a file by their lines; an error in place of a line that is not JSON."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -121,7 +121,9 @@ def _checked(
     if wrong or not found:
         shown = "; ".join(wrong[:SHOWN_LINES]) or f"it has no {unit}s"
         more = f"; and {len(wrong) - SHOWN_LINES} more" if len(wrong) > SHOWN_LINES else ""
-        raise UsageError(f"The dataset {name} cannot be used: {shown}{more}.", remedy="Correct it; nothing has begun.")
+        raise UsageError(
+            f"The dataset {name} cannot be used: {shown}{more}.", remedy="Correct it; nothing was started."
+        )
     return list(found.values())
 
 

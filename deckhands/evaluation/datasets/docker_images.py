@@ -1,10 +1,10 @@
-"""Repositories in images of the docker engine of this machine, as SWE-bench's harness builds and publishes them.
+"""Repositories in images of this machine's Docker engine, as SWE-bench's harness builds and publishes them.
 
-An image has the repository in `/testbed`, at the commit of its instance, and what it needs installed beside it. Its
-attempts and checks run in containers of it.
+An image has the repository in `/testbed`, at the commit of its instance, with its dependencies installed. Attempts and
+checks run in containers of the image.
 
-Holds: no image is fetched, and nothing of an image runs here: its files are copied out of a container that never
-starts. History does not get into a workspace.
+Holds: no image is pulled, and nothing of an image runs here: its files are copied out of a container that never starts.
+Git history does not get into a workspace.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from broker.runtime import UsageError
 from deckhands.evaluation.datasets.file_trees import MAX_BYTES, MAX_FILES, File
 
 DOCKER = "docker"
-"""In place of the directory with repositories: they are in images."""
+"""Used in place of the repositories' directory: they are in images."""
 FOLDER = "/testbed"
 PUBLISHED = "swebench/sweb.eval.x86_64.{}:latest"
 ENTER = (
     "if [ -f /opt/miniconda3/bin/activate ]; then . /opt/miniconda3/bin/activate testbed; fi; "
     'export PYTHONPATH="$PWD:$PWD/src:$PWD/lib${PYTHONPATH:+:$PYTHONPATH}"; '
 )
-"""What a command in such an image begins with: the environment of the repository, and the workspace before `/testbed`,
-which is installed there in a way that leads to its own files."""
+"""The prefix of commands in such an image: it activates the repository's environment, and puts the workspace before
+`/testbed`, whose installed package refers to its own files.
+"""
 LIMIT_SECONDS = 300.0
 
 _NAME = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,254}")
@@ -62,7 +63,7 @@ class InImage:
     image: str
 
     def read(self) -> dict[str, File]:
-        """Return them.
+        """Return the files.
 
         Raises:
             UsageError: they cannot be read, or are more than a workspace may have.
@@ -81,7 +82,7 @@ class InImage:
 
 
 def _copied(container: str, name: str, image: str) -> dict[str, File] | None:
-    """Return the regular files below a name, without history; None: there is nothing of this name."""
+    """Return the regular files below a path, without Git history; None: the path does not exist."""
     command = [_program(), "cp", f"{container}:{FOLDER}/{name}", "-"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as copying:  # noqa: S603  (ours)
         assert copying.stdout is not None
@@ -110,7 +111,7 @@ def _files_in(stream: IO[bytes], image: str) -> Iterator[tuple[str, File]]:
 
 @contextmanager
 def _container(image: str) -> Iterator[str]:
-    """Make a container that never starts, and remove it afterwards."""
+    """Create a container that never starts, and remove it afterwards."""
     container = _ask("create", "--pull", "never", "--network", "none", "--entrypoint", "none", "--", image).strip()
     try:
         yield container
@@ -119,10 +120,10 @@ def _container(image: str) -> Iterator[str]:
 
 
 def _ask(*arguments: str) -> str:
-    """Return what the engine answers.
+    """Return the output of a `docker` command.
 
     Raises:
-        UsageError: there is none, or it refuses; says why.
+        UsageError: there is no engine, or it refuses; has the reason.
     """
     try:
         done = subprocess.run(  # noqa: S603  (arguments are ours, or a name that was checked)
@@ -131,7 +132,7 @@ def _ask(*arguments: str) -> str:
     except subprocess.TimeoutExpired as error:
         raise UsageError(f"The docker engine takes longer than {LIMIT_SECONDS:.0f} seconds.") from error
     if done.returncode:
-        why = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        why = (done.stderr.strip().splitlines() or ["it gives no reason"])[-1]
         raise UsageError(f"The docker engine refuses: {why[:300]}", remedy="Start it, or pull the image.")
     return done.stdout
 

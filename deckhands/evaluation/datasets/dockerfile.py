@@ -1,7 +1,7 @@
-"""What of a Dockerfile a workspace can have: the files that it copies, its variables, and its commands.
+"""The parts of a Dockerfile that a workspace supports: the files that it copies, its variables, and its commands.
 
-Holds: what cannot be had is an error, but for what is listed in `left_out`: the image is the node's, programs that a
-command installs have to be there already, and nothing is started.
+Holds: an unsupported part is an error, except for those listed in `left_out`: the image is the node's, programs that a
+command installs must be there already, and no service is started.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ IGNORED = frozenset(
     {"CMD", "ENTRYPOINT", "EXPOSE", "LABEL", "USER", "VOLUME", "HEALTHCHECK", "STOPSIGNAL", "SHELL", "MAINTAINER"}
 )
 SILENT = frozenset({"LABEL", "MAINTAINER", "EXPOSE", "STOPSIGNAL"})
-"""What changes nothing that an agent or a test sees."""
+"""Instructions without an effect on the agent or a test."""
 ARCHIVES = re.compile(r"\.(tar|tgz|tbz2?|txz|tar\.\w+)$")
 MAX_SHOWN_CHARS = 60
 
 
 @dataclass(slots=True)
 class Built:
-    """What a Dockerfile makes of a workspace.
+    """A workspace built from a Dockerfile.
 
     Attributes:
-        directory: where its commands work, in its image.
-        files: below that directory.
-        variables: of the environment.
-        commands: what it runs, without what only installs programs.
-        left_out: what it says and a workspace does not have.
+        directory: the working directory of its commands in the image.
+        files: the files below that directory.
+        variables: environment variables.
+        commands: its commands, without those that only install programs.
+        left_out: parts of the Dockerfile that the workspace does not have.
     """
 
     directory: str = "/app"
@@ -48,10 +48,10 @@ class Built:
 
 
 def built(path: Path, *, directory: str = "") -> Built:
-    """Return what a Dockerfile makes; `COPY` reads beside it.
+    """Return the workspace for a Dockerfile; `COPY` reads from the Dockerfile's directory.
 
     Args:
-        directory: that a workspace stands for, if it is not the last `WORKDIR`.
+        directory: the directory that becomes the workspace, if it is not the last `WORKDIR`.
 
     Raises:
         ValueError: a line of it needs more than a workspace has.
@@ -73,7 +73,7 @@ def built(path: Path, *, directory: str = "") -> Built:
 
 
 def _follow(found: Built, folder: Path, name: str, text: str, *, now: str, images: int) -> str:
-    """Add what an instruction makes, and return the directory in which the next one works."""
+    """Apply an instruction, and return the working directory of the next one."""
     match name:
         case "FROM":
             if images > 1:
@@ -108,7 +108,8 @@ def _run(found: Built, text: str, now: str) -> None:
         except (ValueError, TypeError) as error:
             raise ValueError("RUN has no list of words") from error
     command = text
-    if not re.search(r"[\"';|\n]", text):  # else `&&` may stand in a text, and what follows may need what is before
+    # else `&&` may be part of a text, and later commands may depend on earlier ones
+    if not re.search(r"[\"';|\n]", text):
         parts = [part.strip() for part in text.split("&&")]
         command = " && ".join(part for part in parts if not INSTALLERS.match(part))
     elif all(INSTALLERS.match(part.strip()) for part in re.split(r"&&|;|\n", text) if part.strip()):

@@ -1,7 +1,7 @@
 """The files of a workspace as a value: read from a directory or another place, packed to be uploaded, compared.
 
-Holds: the same files give the same bytes; links and devices are never followed or kept. A patch is one that `git apply`
-takes, but for files that are no text and what is beyond its limit: those are only named.
+Holds: the same files give the same bytes; links and devices are never followed or kept. A patch is valid for
+`git apply`, except that binary files and files beyond its limit are only named.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MAX_FILES = 20_000
 MAX_BYTES = 64 * 2**20
 MAX_PATCH_CHARS = 200_000
 MAX_COMPARED_BYTES = 8 * 2**20
-"""A larger file is only named in a patch: a file of nothing but line ends would take gigabytes to compare."""
+"""A larger file is only named in a patch: a file of nothing but line ends would need gigabytes to compare."""
 LEFT_OUT_OF_PATCH = "Binary files "
-"""How a line of a patch begins that only names a file."""
+"""The start of a line in a patch that only names a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ Tree = Mapping[str, File]
 
 
 class Files(Protocol):
-    """Where files are read from that are no directory of this machine."""
+    """A source of files other than a directory of this machine."""
 
     def read(self) -> dict[str, File]:
-        """Return them.
+        """Return the files.
 
         Raises:
             UsageError: they cannot be read.
@@ -57,12 +57,12 @@ class Files(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FixedFiles:
-    """Files that are known."""
+    """Files in memory."""
 
     tree: Tree
 
     def read(self) -> dict[str, File]:
-        """Return them."""
+        """Return the files."""
         return dict(self.tree)
 
 
@@ -72,7 +72,7 @@ def texts(files: Mapping[str, str]) -> FixedFiles:
 
 
 def tree_of(place: Path | Files | None) -> dict[str, File]:
-    """Return the regular files of a directory or another place; none of None.
+    """Return the regular files of a directory or another place; None gives no files.
 
     Raises:
         UsageError: it cannot be read, or has more than 64 MiB or 20,000 files.
@@ -93,7 +93,7 @@ def _too_large(place: object) -> UsageError:
 
 
 def require_fit(place: Path | FixedFiles) -> None:
-    """Raise UsageError if files are more than a workspace may have, without reading those of a directory."""
+    """Raise UsageError if files exceed the limits of a workspace, without reading those of a directory."""
     if isinstance(place, FixedFiles):
         tree_of(place)
         return
@@ -135,7 +135,7 @@ def _unreadable(path: Path, error: OSError) -> UsageError:
 
 
 def packed(tree: Tree, *, network: bool = True, image: str = "") -> tuple[WorkspaceSpec, bytes | None]:
-    """Return a workspace that begins with these files, in a container of an image if one is named, and the upload.
+    """Return a workspace that starts with these files, in a container of an image if one is named, and the upload.
 
     Raises:
         UsageError: they are more than can be uploaded.
@@ -147,7 +147,8 @@ def packed(tree: Tree, *, network: bool = True, image: str = "") -> tuple[Worksp
     with gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as tar:
         for name, file in sorted(tree.items()):
             entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(file.content), 0o755 if file.is_executable else 0o644
+            entry.size = len(file.content)
+            entry.mode = 0o755 if file.is_executable else 0o644
             tar.addfile(entry, io.BytesIO(file.content))
     content = raw.getvalue()
     check_size(len(content), "The archive of the files")
@@ -156,7 +157,7 @@ def packed(tree: Tree, *, network: bool = True, image: str = "") -> tuple[Worksp
 
 
 def patch_between(before: Tree, after: Tree) -> str:
-    """Return how to make one tree of the other, as Git writes it: up to 200,000 characters, and whole files only."""
+    """Return the changes between two trees as a Git patch of up to 200,000 characters, with whole files only."""
     sections: list[str] = []
     size = unnamed = 0
     for name in sorted({*before, *after}):
@@ -182,7 +183,7 @@ def without_left_out(patch: str) -> tuple[str, list[str]]:
 
 
 def shown_name(name: str) -> str:
-    """Return the name of a file as text, with escapes for bytes that are no UTF-8."""
+    """Return the name of a file as text, with escapes for bytes that are not UTF-8."""
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
@@ -193,7 +194,8 @@ def _only_named(name: str) -> str:
 
 def _section(name: str, old: File | None, new: File | None) -> str:
     sizes = [0 if file is None else len(file.content) for file in (old, new)]
-    if max(sizes) > MAX_COMPARED_BYTES or abs(sizes[0] - sizes[1]) > 4 * MAX_PATCH_CHARS:  # 4 bytes are one character
+    # the 4 bytes are one character
+    if max(sizes) > MAX_COMPARED_BYTES or abs(sizes[0] - sizes[1]) > 4 * MAX_PATCH_CHARS:
         return _only_named(name)
     try:
         contents = ["" if file is None else file.content.decode() for file in (old, new)]

@@ -1,10 +1,10 @@
-"""Directories of tasks as Harbor and Terminal-Bench have them, as far as a workspace can be such a container.
+"""Task directories of Harbor and Terminal-Bench, as far as a workspace can replace their container.
 
     task.toml  instruction.md  environment/Dockerfile  tests/test.sh  solution/solve.sh       Harbor
     task.yaml  Dockerfile  run-tests.sh  tests/test_outputs.py  solution.sh                    Terminal-Bench 1
 
 Sources: https://harborframework.com/docs, https://github.com/laude-institute/terminal-bench.
-Holds: the working directory of the image, `/app` for most, stands for the workspace, in instruction and tests.
+Holds: the workspace replaces the working directory of the image, `/app` for most, in instruction and tests.
 Does not: build images, start services, or install anything; see docs/evaluation.md.
 """
 
@@ -32,14 +32,14 @@ MARKS = ("task.toml", "task.yaml")
 WHERE = "Your working directory stands for {directory}: where the task says {directory}/x, use x in it.\n\n"
 BUILT = ".openhands/built"
 OF_EVERY_SERVICE = frozenset({"build", "image", "container_name", "command"})
-"""What the one service of a task says, and a workspace does not need."""
+"""Keys of a task's single service that a workspace does not need."""
 MAX_SOLUTION_CHARS = 90_000
-"""Packed, as a word of a command."""
+"""The limit of a packed solution, which is a word of a command."""
 _SPECIAL = re.compile(r'["`\\]')
 
 
 def find_tasks(directory: Path) -> list[Path]:
-    """Return the directories of tasks: the directory itself, or those in it.
+    """Return the directories of tasks: the directory itself, or its subdirectories.
 
     Raises:
         UsageError: there are none.
@@ -57,7 +57,7 @@ def harbor_instance(folder: Path) -> Instance:
     """Return the instance of a task.
 
     Raises:
-        ValueError: it needs what a workspace cannot give, or a part of it is missing.
+        ValueError: it needs features that a workspace does not have, or a part of it is missing.
     """
     folder = folder.resolve()
     if not re.fullmatch(ID, folder.name):
@@ -75,7 +75,7 @@ def harbor_instance(folder: Path) -> Instance:
     made = built(environment / "Dockerfile", directory=settings.directory)
     made.variables |= settings.variables
     if (folder / "trajectory.json").is_file():
-        raise ValueError("trajectory.json cannot be had: a conversation begins with its task")
+        raise ValueError("trajectory.json is not supported: a conversation starts with its task")
     metadata = about.get("metadata", about)
     tags = [metadata.get("difficulty"), metadata.get("category"), *(metadata.get("tags") or [])]
     turns, without = _solution(folder, made.directory, settings, is_harbor=is_harbor)
@@ -103,10 +103,10 @@ def _about(folder: Path, *, is_harbor: bool) -> Mapping[str, Any]:
 
 
 def _services_left_out(environment: Path) -> list[str]:
-    """Return what of a service beside the Dockerfile is ignored.
+    """Return the ignored settings of the service that the Dockerfile builds.
 
     Raises:
-        ValueError: there are several.
+        ValueError: there are several services.
     """
     left_out = []
     for name in ("docker-compose.yaml", "docker-compose.yml"):
@@ -137,7 +137,7 @@ def _hidden(folder: Path, made: Built, settings: Settings, *, is_harbor: bool) -
 
 
 def _setup(made: Built) -> str | None:
-    """Return what runs in every shell (variables) and what only the agent's first one does (commands)."""
+    """Return the text that runs in every shell (variables) and in the agent's first one only (commands)."""
     variables = {name: value for name, value in made.variables.items() if name.isidentifier()}
     lines = [f"export {name}={_quoted(value, made.directory)}" for name, value in variables.items()]
     if made.commands:
@@ -148,24 +148,23 @@ def _setup(made: Built) -> str | None:
 
 
 def _turned(text: str, directory: str) -> str:
-    """Return a text of a shell with the workspace in place of the directory that it stands for."""
+    """Return a shell text with the workspace in place of the image's directory."""
     return re.sub(rf"(?<![\w./-]){re.escape(directory)}(?![\w.-])", "$PWD", text)
 
 
 def _quoted(value: str, directory: str) -> str:
-    """Return the value of a variable for a shell; other variables in it are put in, as a Dockerfile does."""
+    """Return a variable's value, quoted for a shell; references to variables expand as in a Dockerfile."""
     turned = _turned(value, directory)
-    return f'"{re.sub(_SPECIAL, _escaped, turned)}"' if "$" in turned else shlex.quote(turned)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return f"\\{found[0]}"
+    if "$" not in turned:
+        return shlex.quote(turned)
+    escaped = re.sub(_SPECIAL, r"\\\g<0>", turned)
+    return f'"{escaped}"'
 
 
 def _solution(
     folder: Path, directory: str, settings: Settings, *, is_harbor: bool
 ) -> tuple[tuple[dict[str, Any], ...], list[str]]:
-    """Return a script that carries a solution out, and what is left out of it."""
+    """Return a script that runs a solution, and the parts that are left out."""
     path = folder / ("solution/solve.sh" if is_harbor else "solution.sh")
     if not path.is_file():
         return (), [f"{path.name} is missing, so no script comes with the task"]

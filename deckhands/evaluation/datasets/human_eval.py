@@ -1,4 +1,4 @@
-"""Rows as HumanEval publishes them: the beginning of a function, and a program that tests it.
+"""Rows in the format of HumanEval: the beginning of a function, and a program that tests it.
 
     {"task_id": "HumanEval/0", "prompt": "def …", "entry_point": "…", "test": "def check(candidate): …",
      "canonical_solution": "…"}

@@ -1,8 +1,8 @@
-"""Tasks of inspect_ai as instances: its dataset is tried by our agents, and its scorer judges what they say at the end.
+"""Tasks of inspect_ai as instances: our agents attempt its dataset, and its scorer judges their final messages.
 
     inspect:FILE.py@TASK
 
-Source: inspect_ai 0.3. The package is loaded late, in the program that evaluates; no worker needs it.
+Source: inspect_ai 0.3. The package is imported late, in the evaluating program; no worker needs it.
 Holds: a sample is used only if nothing of it is lost: its input is a text, and its files are texts or paths.
 Does not: run solvers of the task, since our agent is the solver; support scorers that look into a sandbox.
 """
@@ -54,7 +54,7 @@ def inspect_instances(argument: str) -> list[Instance]:
     if wrong or not found:
         raise UsageError(
             f"The task of {path} cannot be used: {'; '.join(wrong[:10]) or 'it has no samples'}.",
-            remedy="Correct it; nothing has begun.",
+            remedy="Correct it; nothing was started.",
         )
     return list(found.values())
 
@@ -77,7 +77,7 @@ def _task(path: Path, name: str) -> Any:
         return tasks[name]()
     except UsageError:
         raise
-    except Exception as error:  # whatever the file raises
+    except Exception as error:  # any error of the file
         raise UsageError(f"The task file {path} fails: {type(error).__name__}: {str(error)[:300]}.") from error
 
 
@@ -138,7 +138,7 @@ def _judge(sample: Any, scorers: Sequence[Callable[..., Any]]) -> Judge:
         )
         try:
             scores = [await scorer(state, Target(target)) for scorer in scorers]
-        except Exception as error:  # whatever a scorer raises
+        except Exception as error:  # any error of a scorer
             raise ScorerFailed(f"{type(error).__name__}: {error}") from error
         reasons = [f"{score.value!r}: {score.explanation or score.answer or ''}" for score in scores]
         return all(value_to_float()(score.value) >= 1.0 for score in scores), "\n".join(reasons)

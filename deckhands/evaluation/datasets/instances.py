@@ -1,4 +1,4 @@
-"""What is evaluated: instances, each a task, the files that it begins with, and how an attempt is scored."""
+"""Instances of a dataset: each a task, its initial files, and how an attempt is scored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Judge = Callable[[str], Awaitable[tuple[bool, str]]]
 
 
 class ScorerFailed(DeckhandsError):
-    """The scorer of a dataset, a program that came with it, has failed; that says nothing about the agent."""
+    """The scorer of a dataset, a program that came with it, failed; this is not a result of the agent."""
 
     code = "scorer_failed"
 
@@ -32,18 +32,18 @@ class Instance:
     """One instance.
 
     Attributes:
-        task: what the agent gets.
-        workspace: the files that an attempt begins with; None: none.
+        task: the agent's task.
+        workspace: the initial files of an attempt; None: none.
         hidden: files that are laid over the workspace before the check, and that the agent never sees.
-        setup: a command that runs before the agent begins, and before the check.
+        setup: a command that runs before the agent starts, and before the check.
         check: a command in the workspace; exit code 0 means that the attempt is right.
-        answer: what the agent has to say at the end; compared as `answers.is_same` says.
-        judge: says whether what the agent said last is right, and why, if neither check nor answer does; may raise
-            ScorerFailed.
-        images: of the task: paths or addresses.
+        answer: the expected final message; compared by `answers.is_same`.
+        judge: returns whether the agent's final message is right, and why, if neither check nor answer decides;
+            may raise ScorerFailed.
+        images: the images of the task: paths or addresses.
         image: of the containers that attempts and checks run in; empty: the sandbox is the node's.
-        left_out: what its published form says and an attempt does not have.
-        turns: how a scripted model solves it; empty: no script comes with it.
+        left_out: parts of its published form that an attempt does not have.
+        turns: the solution by a scripted model; empty: no script comes with it.
     """
 
     id: str
@@ -62,12 +62,12 @@ class Instance:
 
     @property
     def whole_check(self) -> str:
-        """The set-up, then the check, neither of which is a part of the other's text."""
+        """The set-up, then the check, as separate commands."""
         assert self.check is not None
         return self.check if self.setup is None else f"eval {shlex.quote(self.setup)} && eval {shlex.quote(self.check)}"
 
     def files(self) -> dict[str, File]:
-        """Read what an attempt begins with: the files of the workspace, and the set-up as a script among them.
+        """Read the initial files of an attempt: those of the workspace, and the set-up as a script.
 
         Raises:
             UsageError: they cannot be read, or are too many.
@@ -79,7 +79,7 @@ class Instance:
 
 
 def left_out_of(instances: Sequence[Instance]) -> list[str]:
-    """Return what instances do not have of their published form, a line for each thing, with their names."""
+    """Return the parts of their published form that instances do not have, one line each, with the instances' names."""
     names: dict[str, list[str]] = {}
     for one in instances:
         for what in dict.fromkeys(one.left_out):
@@ -97,8 +97,8 @@ def selected(
     """Return some of the instances.
 
     Args:
-        only: a regular expression that the id or a tag has to match somewhere.
-        part: which of them, after shuffling, as Python's slices: `:20`, `20:40`, `-5:`.
+        only: a regular expression to be found in the id or a tag.
+        part: the part to take after shuffling, as a Python slice: `:20`, `20:40`, `-5:`.
 
     Raises:
         UsageError: an argument cannot be used, or nothing is left.

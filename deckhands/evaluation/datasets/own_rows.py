@@ -26,14 +26,14 @@ class OwnRow(BaseModel):
     """One row.
 
     Attributes:
-        workspace: the directory whose content an attempt begins with, or the files; None: an empty one.
-        setup: a command that runs before the agent begins, and before the check.
+        workspace: the directory with the initial files of an attempt, or the files; None: an empty workspace.
+        setup: a command that runs before the agent starts, and before the check.
         check: a command in the workspace; exit code 0 means that the attempt is right.
         hidden: a directory, or files, that are laid over the workspace before the check.
         tests: instead of a check: Python files among the hidden ones, all of whose tests have to pass.
         isolated: whether these tests run in another process than the code that they import.
-        answer: what the agent has to say at the end; compared as `answers.is_same` says.
-        images: of the task: paths or addresses.
+        answer: the expected final message; compared by `answers.is_same`.
+        images: the images of the task: paths or addresses.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -83,7 +83,7 @@ def images_in(folder: Path, images: tuple[str, ...]) -> tuple[str, ...]:
     """Return pictures with their paths made absolute.
 
     Raises:
-        ValueError: one cannot be read, or is no picture.
+        ValueError: one cannot be read, or is not a picture.
     """
     found = tuple(one if one.startswith((*ADDRESSES, DATA)) else str((folder / one).resolve()) for one in images)
     try:
@@ -107,7 +107,7 @@ def _files(folder: Path, name: str, place: str | Mapping[str, str | bytes] | Non
 
 
 def _fixed_files(name: str, place: Mapping[str, str | bytes]) -> FixedFiles:
-    """Return files by their paths, each path written in one way."""
+    """Return files by their normalized paths."""
     found: dict[str, File] = {}
     for path, text in place.items():
         plain = PurePosixPath(path)

@@ -1,6 +1,6 @@
 """Datasets of installed packages: functions that yield rows of our own format; see docs/evaluation.md.
 
-Holds: rows are checked as those of a file are; one that cannot be used is named by its number.
+Holds: rows are checked like those of a file; an error names the number of the row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ENTRY_POINTS = "deckhands.datasets"
 
 
 def installed() -> list[str]:
-    """Return the names of the datasets that installed packages bring."""
+    """Return the names of the datasets in installed packages."""
     return sorted(entry_points(ENTRY_POINTS).names)
 
 
@@ -31,7 +31,7 @@ def rows_of(name: str, argument: str) -> list[tuple[int, Mapping[str, Any]]]:
         return list(enumerate(found, 1))
     except UsageError:
         raise
-    except Exception as error:  # whatever the package raises
+    except Exception as error:  # any error of the package
         raise UsageError(
             f"The dataset {name!r} cannot be read: {type(error).__name__}: {str(error)[:300]}.",
             remedy=f"Ask the package that has the entry point {name!r} of {ENTRY_POINTS}.",
@@ -39,6 +39,6 @@ def rows_of(name: str, argument: str) -> list[tuple[int, Mapping[str, Any]]]:
 
 
 def folder_of(argument: str) -> Path:
-    """Return the directory that paths in rows are relative to: the one of the argument, if that is a path."""
+    """Return the directory that paths in rows are relative to: that of the argument, if it is a path."""
     path = Path(argument or ".")
     return path if path.is_dir() else path.parent

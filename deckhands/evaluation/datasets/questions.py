@@ -1,4 +1,4 @@
-"""Rows as GAIA publishes them: a question, its short answer, and perhaps a file that it is about.
+"""Rows in the format of GAIA: a question, its short answer, and optionally an attached file.
 
     {"task_id": "…", "Question": "…", "Level": 1, "Final answer": "…", "file_name": "…"}
 

@@ -1,10 +1,10 @@
-"""Repositories as they were at a commit: from mirrors or archives in a directory of this machine.
+"""Repositories at a commit, from mirrors or archives in a directory of this machine.
 
     DIR/OWNER__NAME.git   DIR/OWNER/NAME.git   DIR/NAME.git     a mirror, or a clone; with or without `.git`
     DIR/INSTANCE.tar.gz   DIR/INSTANCE.tar     DIR/INSTANCE.zip  the files of one instance
 
-Holds: nothing is fetched, and no hook or filter of a repository runs. History does not get into a workspace, so that no
-agent finds in it how a bug was repaired.
+Holds: nothing is fetched, and no hook or filter of a repository runs. Git history does not get into a workspace, where
+an agent could find the fix of a bug.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIMIT_SECONDS = 300.0
 
 
 def files_of_instance(directory: Path, instance_id: str, repository: str, commit: str) -> Files:
-    """Return where the files of an instance are.
+    """Return the source of an instance's files.
 
     Raises:
         ValueError: they are not in the directory.
@@ -57,7 +57,7 @@ class Commit:
     only: tuple[str, ...] = ()
 
     def read(self) -> dict[str, File]:
-        """Return them.
+        """Return the files.
 
         Raises:
             UsageError: Git cannot read them.
@@ -81,7 +81,7 @@ class Archive:
     path: Path
 
     def read(self) -> dict[str, File]:
-        """Return them.
+        """Return the files.
 
         Raises:
             UsageError: it cannot be read.
@@ -104,7 +104,7 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class Patched:
-    """The files that a patch touches, as they are behind it, and further ones."""
+    """The files that a patch touches, in their patched form, and further ones."""
 
     before: Commit | Archive | InImage
     patch: str
@@ -112,7 +112,7 @@ class Patched:
     further: tuple[tuple[str, File], ...] = ()
 
     def read(self) -> dict[str, File]:
-        """Return them.
+        """Return the files.
 
         Raises:
             UsageError: the patch does not apply.
@@ -130,7 +130,7 @@ class Patched:
 
 
 def git(directory: Path, *arguments: str, given: bytes = b"") -> bytes | None:
-    """Return what Git writes about a directory; None: it fails.
+    """Return the output of a Git command in a directory; None: it failed.
 
     Raises:
         UsageError: Git is not installed, or takes too long.
@@ -163,7 +163,7 @@ def git(directory: Path, *arguments: str, given: bytes = b"") -> bytes | None:
 
 
 def is_safe(name: str) -> bool:
-    """Say whether a name stays below the directory that it is relative to."""
+    """Return whether a relative path stays below its directory."""
     path = PurePosixPath(name)
     return bool(name) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
 
@@ -209,7 +209,7 @@ def _check(place: str, name: str, size: int, count: int) -> None:
 
 
 def touched_by(patch: str) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the files that a patch leaves, and those that it deletes."""
+    """Return the files that a patch creates or changes, and those that it deletes."""
     left: dict[str, None] = {}
     deleted: dict[str, None] = {}
     old = ""

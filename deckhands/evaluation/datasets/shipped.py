@@ -1,7 +1,6 @@
-"""The benchmark that comes with Deckhands: small projects with real bugs, and hidden tests; see its README.
+"""The benchmark included in Deckhands: small projects with real bugs, and hidden tests; see its README.
 
-Holds: a script solves each instance by writing its files as they should be, so that the whole way can be tried without
-a model.
+Holds: a script solves each instance by writing the corrected files, so that an evaluation can be tried without a model.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def shipped_instances() -> list[Instance]:
     """Return the instances whose programs are installed on this machine.
 
     Raises:
-        UsageError: none are.
+        UsageError: there are none.
     """
     found = []
     for folder in sorted(DIRECTORY.iterdir()):

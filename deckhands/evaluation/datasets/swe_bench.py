@@ -1,11 +1,11 @@
-"""Rows as SWE-bench publishes them: an issue of a repository, and the tests that pass once it is resolved.
+"""Rows in the format of SWE-bench: an issue of a repository, and the tests that pass once it is resolved.
 
     {"instance_id": "…", "repo": "OWNER/NAME", "base_commit": "…", "problem_statement": "…", "test_patch": "…",
      "FAIL_TO_PASS": […], "PASS_TO_PASS": […], "patch": "…"}
 
 Source: https://github.com/SWE-bench/SWE-bench. Sets of the same form (Lite, Verified, SWE-Gym, …) work too.
 Holds: the tests run in a workspace of the commit, the agent's changes, and the files of the test patch, laid over last.
-Does not: install what a repository needs; the node, or the image of its instance, has to have that.
+Does not: install dependencies of a repository; the node, or the image of its instance, must have them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from deckhands.evaluation.datasets.repositories import Archive, Commit, Patched,
 
 KEYS = frozenset({"instance_id", "repo", "base_commit", "test_patch"})
 OWN_RUNNER: Mapping[str, tuple[str, ...]] = {"django/django": ("tests/runtests.py", "tests/test_sqlite.py")}
-"""Files by which a repository runs its tests: those of the commit count, whatever an agent does to them."""
+"""Files with which a repository runs its tests: those of the commit are used, whatever an agent changes in them."""
 TASK = (
     "Your working directory has the files of the repository {repo}. Resolve the following issue by changing its "
     "sources. Hidden tests decide whether it is resolved.\n\n<issue>\n{issue}\n</issue>"
@@ -51,7 +51,7 @@ class _Row(BaseModel):
     @field_validator("fail_to_pass", "pass_to_pass", mode="before")
     @classmethod
     def _from_text(cls, value: Any) -> Any:
-        """Take a list that is written as a text, as in the published files."""
+        """Parse a list that is written as a text, as in the published files."""
         return json.loads(value) if isinstance(value, str) else value
 
 
@@ -79,7 +79,7 @@ def swe_bench_instance(row: Mapping[str, Any], repositories: Path | None) -> Ins
     runner = OWN_RUNNER.get(found.repo, ())
     names = (*dict.fromkeys((*left, *deleted, *runner)),)
     hidden = Patched(before, found.test_patch, names, further) if found.test_patch.strip() else None
-    if hidden is not None and not image:  # an image is read when an attempt begins
+    if hidden is not None and not image:  # an image is read when an attempt starts
         try:
             hidden.read()
         except UsageError as error:
@@ -98,7 +98,7 @@ def swe_bench_instance(row: Mapping[str, Any], repositories: Path | None) -> Ins
 
 
 def _before(row: _Row, repositories: Path) -> tuple[Commit | Archive | InImage, str]:
-    """Return where the files are, and the image of the containers; empty: there is none."""
+    """Return the source of the files, and the image of the containers; empty: there is none."""
     if str(repositories) == DOCKER:
         image = image_of(row.instance_id, row.image)
         return InImage(image), image

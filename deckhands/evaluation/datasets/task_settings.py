@@ -1,7 +1,7 @@
-"""What the description of a task says, in `task.toml` or `task.yaml`, and what of it a workspace cannot have.
+"""The settings of a task in `task.toml` or `task.yaml`, and those that a workspace does not support.
 
 Source: Harbor's models of `task.toml`, schema 1.4; the keys of Terminal-Bench 1.
-Holds: every key is used, ignored and named, or refused. One that is not known is ignored and named, too.
+Holds: every key is used, ignored and listed, or refused. An unknown key is ignored and listed, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ABOUT = frozenset(
         *("estimated_duration_sec", "expert_time_estimate_min", "junior_time_estimate_min", "disable_asciinema"),
     }
 )
-"""Keys that say what a task is, and nothing about how it runs."""
+"""Keys that describe a task and do not affect how it runs."""
 _SIZES = ("cpus", "memory_mb", "memory", "storage_mb", "storage")
 _NETWORK = ("network_mode", "allowed_hosts", "allow_internet")
 USED = frozenset({"environment.env", "environment.workdir", "solution.env", "verifier.env"})
@@ -32,7 +32,9 @@ IGNORED: Mapping[str, str] = {
     "environment.docker_image": "the Dockerfile is followed",
     **{f"environment.{name}": "workers decide on that" for name in _SIZES},
     **{
-        f"{table}.{name}": "workers decide what agents reach" for table in ("environment", "agent") for name in _NETWORK
+        f"{table}.{name}": "workers decide which hosts agents reach"
+        for table in ("environment", "agent")
+        for name in _NETWORK
     },
     "verifier.network_mode": "a check has no network",
     "verifier.allowed_hosts": "a check has no network",
@@ -41,7 +43,7 @@ IGNORED: Mapping[str, str] = {
     "artifacts": "the patch has all files that were changed",
     "run_tests_in_same_shell": "a check has a shell for itself",
 }
-"""What is ignored, and what holds instead."""
+"""The ignored keys, and their replacements."""
 REFUSED: Mapping[str, str] = {
     "steps": "a conversation has one task",
     "multi_step_reward_strategy": "a conversation has one task",
@@ -57,12 +59,12 @@ TABLES = ("agent", "verifier", "environment", "solution")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What of a description is used.
+    """The settings that are used.
 
     Attributes:
-        variables: of the agent's shell and of the check; `check`: of the check alone; `solution`: of the solution.
+        variables: for the agent's shell and the check; `check`: for the check alone; `solution`: for the solution.
         directory: the working directory, if it is not the Dockerfile's.
-        ignored: what is ignored, each with its name and what holds instead.
+        ignored: the ignored settings, each with its name and its replacement.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -73,10 +75,10 @@ class Settings:
 
 
 def settings_of(about: Mapping[str, Any]) -> Settings:
-    """Return what a description says.
+    """Return the settings of a task.
 
     Raises:
-        ValueError: the task needs what a workspace cannot have; names the key.
+        ValueError: the task needs features that a workspace does not have; names the key.
     """
     keys: dict[str, Any] = {}
     for name, value in about.items():
@@ -90,7 +92,7 @@ def settings_of(about: Mapping[str, Any]) -> Settings:
             continue
         if name in REFUSED:
             if value:
-                raise ValueError(f"{name} cannot be had: {REFUSED[name]}")
+                raise ValueError(f"{name} is not supported: {REFUSED[name]}")
         elif name == "environment.os":
             if str(value).lower() != "linux":
                 raise ValueError(f"environment.os is {value}: workspaces are of Linux")

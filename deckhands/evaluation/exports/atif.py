@@ -16,7 +16,7 @@ Fields = dict[str, Any]
 
 
 def atif_of(dialogue: Dialogue, row: Mapping[str, Any]) -> Fields:
-    """Return the trajectory of an attempt; its row stands under `extra`."""
+    """Return the trajectory of an attempt, with its row under `extra`."""
     steps: list[Fields] = []
     owners: dict[str, Fields] = {}
     """Steps by the calls that are not answered yet."""

@@ -1,8 +1,8 @@
-"""A log as a dialogue: what the model read, what it said, which tools it called, and what they answered.
+"""A log as a dialogue: the messages to the model, its replies, its tool calls, and their results.
 
-Holds: turns are in the order of the log, but for the system prompt, which is the first. A call keeps the id that the
-model gave it, and its answer names that.
-Does not: show what a condensation forgot as forgotten: the dialogue is what happened, not one prompt.
+Holds: turns are in the order of the log, except for the system prompt, which is the first. A call keeps the id that the
+model gave it, and its result names that id.
+Does not: omit history that a condensation forgot: the dialogue is the whole history, not one prompt.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Turn:
     """One message.
 
     Attributes:
-        calls: of the assistant.
-        call_id: of a tool: which call it answers; `name`: of the tool.
-        thinking: what the model thought, where its provider says it.
-        reply: what the model answered, whole; of the assistant.
+        calls: the tool calls of the assistant.
+        call_id: for a tool result: the call that it answers; `name`: the tool.
+        thinking: the model's reasoning, if its provider returns it.
+        reply: the whole reply of the model; of the assistant.
     """
 
     role: Role
@@ -60,10 +60,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """What a log says to people who train or compare agents.
+    """The content of a log for training or comparing agents.
 
     Attributes:
-        tools: the names of those that the agent had.
+        tools: the names of the agent's tools.
     """
 
     conversation_id: str
@@ -75,12 +75,12 @@ class Dialogue:
 
     @property
     def task(self) -> str:
-        """The first message of a person."""
+        """The first user message."""
         return next((turn.content for turn in self.turns if turn.role == "user"), "")
 
     @property
     def last_words(self) -> str:
-        """What the agent said last: the message it finished with, or its last text."""
+        """The agent's final message: that of its finish, or its last text."""
         for turn in reversed(self.turns):
             if turn.role != "assistant":
                 continue
@@ -134,7 +134,7 @@ def _turn(event: Event) -> Turn | None:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """Return the arguments of a call; a text that is no JSON object stands under `_raw`."""
+    """Return the arguments of a call; text that is not a JSON object is put under `_raw`."""
     try:
         found = json.loads(text or "{}")
     except ValueError:
@@ -143,5 +143,5 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 def time_of(moment: datetime | None) -> str | None:
-    """Return a moment as ISO 8601 has it."""
+    """Format a time in ISO 8601."""
     return None if moment is None else moment.isoformat()

@@ -1,9 +1,9 @@
 """Evaluations as logs of inspect_ai, which `inspect view` and `read_eval_log` open: one for each model.
 
 Source: the JSON form of its logs, version 2 (inspect_ai 0.3). The package is not needed to write them.
-Holds: a sample is an instance, an epoch is an attempt. An attempt that the infrastructure failed is a sample with an
-error, and counts in no metric. An event of a model has only those messages that no earlier event has: with whole
-prompts, a log would grow with the square of the steps.
+Holds: a sample is an instance, an epoch is an attempt. An attempt with an infrastructure failure is a sample with an
+error, and counts in no metric. A model event has only the messages that no earlier event has: with whole prompts, a log
+would grow with the square of the steps.
 Does not: have attempts that were not run.
 """
 
@@ -28,8 +28,8 @@ def inspect_log_of(name: str, dataset: str, model: str, attempts: Sequence[tuple
     """Return the log of one model.
 
     Args:
-        name: of the evaluation.
-        attempts: rows, with the dialogues of those that have begun.
+        name: the name of the evaluation.
+        attempts: rows, with the dialogues of those that were started.
     """
     attempts = [(row, dialogue) for row, dialogue in attempts if row["outcome"] != "not-run"]
     samples = [_sample(row, dialogue) for row, dialogue in attempts]
@@ -113,9 +113,9 @@ def _sample(row: Row, dialogue: Dialogue | None) -> Fields:
 
 
 def _events(turns: Sequence[Turn]) -> list[Fields]:
-    """Return what the transcript of a sample shows: the calls of the model, and those of tools.
+    """Return the events of a sample's transcript: model calls and tool calls.
 
-    `inspect view` says of a sample without events that they were too large.
+    For a sample without events, `inspect view` reports that they were too large.
     """
     moments = [turn.at for turn in turns if turn.at is not None]
     asked: dict[str, tuple[Call, datetime]] = {}
@@ -128,7 +128,7 @@ def _events(turns: Sequence[Turn]) -> list[Fields]:
             reply = turn.reply
             output: Fields = {
                 "model": reply.model,
-                "choices": [{"message": message, "stop_reason": _stop_reason(turn)}],
+                "choices": [{"message": message, "stop_reason": "tool_calls" if turn.calls else "stop"}],
             }
             sent, made = reply.usage.prompt_tokens, reply.usage.completion_tokens
             output["usage"] = {"input_tokens": sent, "output_tokens": made, "total_tokens": sent + made}
@@ -152,10 +152,6 @@ def _events(turns: Sequence[Turn]) -> list[Fields]:
 def _event(kind: str, moments: Sequence[datetime], at: datetime, **fields: Any) -> Fields:
     begun = min(moments, default=at)
     return {"event": kind, "timestamp": time_of(at), "working_start": max(0.0, (at - begun).total_seconds()), **fields}
-
-
-def _stop_reason(turn: Turn) -> str:
-    return "tool_calls" if turn.calls else "stop"
 
 
 def inspect_message(turn: Turn) -> Fields:

@@ -1,4 +1,4 @@
-"""Patches as SWE-bench's own harness takes them: `predictions.jsonl`, one line for each instance.
+"""Patches in the form of SWE-bench's own harness: `predictions.jsonl`, one line for each instance.
 
 Source: `swebench.harness.utils.get_predictions_from_file` (swebench 5.0).
 """

@@ -1,4 +1,4 @@
-"""Attempts as examples for fine-tuning: a line of messages each, in the form of OpenAI's chat completions."""
+"""Attempts as examples for fine-tuning: one line of messages each, in the form of OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ABOUT = ("instance", "model", "attempt", "outcome", "conversation_id", "cost_usd
 def sft_of(dialogue: Dialogue, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the example of an attempt.
 
-    Every call is answered, as trainers demand: one that has no answer in the log, such as the last, gets an empty one.
+    Trainers require a result for every call: a call without a result in the log, such as the last, gets an empty one.
     """
     messages: list[dict[str, Any]] = []
     waiting: dict[str, str] = {}

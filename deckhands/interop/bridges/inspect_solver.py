@@ -1,10 +1,10 @@
-"""An agent of Deckhands as a solver of inspect_ai.
+"""A Deckhands agent as a solver of inspect_ai.
 
     Task(dataset=…, solver=deckhands_agent(model="anthropic/claude-sonnet-4-5"), scorer=…, sandbox="docker")
 
-Holds: a sample and an epoch are one conversation of the cluster, by an idempotency key. What the agent does with files
-happens in a workspace of the cluster: it begins with the files of the sample's sandbox, if it has one, and what has
-changed is written back there before the scorer looks.
+Holds: a sample and an epoch are one conversation of the cluster, by an idempotency key. The agent works in a workspace
+of the cluster. It starts with the files of the sample's sandbox, if there is one, and changed files are written back
+there before the scorer runs.
 Does not: use the model that inspect was called with; the cluster calls models, with its own limits and keys.
 """
 
@@ -37,7 +37,7 @@ _MESSAGES: TypeAdapter[list[Any]] = TypeAdapter(list[ChatMessage])
 
 
 class SampleFailed(RuntimeError):
-    """The infrastructure failed, so nothing can be said about the agent; inspect counts the sample as an error."""
+    """The infrastructure failed, so the sample has no result; inspect counts it as an error."""
 
 
 @solver  # type: ignore[untyped-decorator]
@@ -49,20 +49,20 @@ def deckhands_agent(
     limits: Limits | None = None,
     use_sandbox: bool = True,
 ) -> Solver:
-    """Return a solver that lets an agent do the sample's task.
+    """Return a solver that gives the sample's task to an agent.
 
     Args:
         model: a model or profile of the cluster; None: its default.
         cluster: the URL of its store; None: the running one, as `Client.connect` finds it.
-        limits: of each conversation.
-        use_sandbox: whether the workspace begins with the files of the sample's sandbox, and is written back there.
+        limits: the limits of each conversation.
+        use_sandbox: whether the workspace starts with the files of the sample's sandbox, and is written back there.
     """
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:  # noqa: ARG001  (the signature of solvers)
         async with await Client.connect(cluster) as client:
             before = await _sandbox_files() if use_sandbox else None
             workspace, upload = packed(before or {})
-            spec = AgentSpec(name=agent, enable_workspace_skills=False)  # as inspect gives it, and no more
+            spec = AgentSpec(name=agent, enable_workspace_skills=False)  # exactly as inspect gives it
             if model is not None:
                 spec = spec.model_copy(update={"llm": spec.llm.model_copy(update={"model": model})})
             conversation_id = await client.submit(
@@ -112,7 +112,7 @@ async def _sandbox_files() -> dict[str, File] | None:
     """Return the files of the sandbox's working directory; None: the sample has no sandbox."""
     try:
         place = sandbox()
-    except (LookupError, RuntimeError, ValueError):  # inspect has one for each way of not having one
+    except (LookupError, RuntimeError, ValueError):  # inspect raises a different error for each kind of missing sandbox
         return None
     listed = await place.exec(["find", ".", "-type", "f", "-not", "-path", "*/.git/*"])
     names = [name.removeprefix("./") for name in listed.stdout.splitlines() if name]

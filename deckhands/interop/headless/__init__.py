@@ -1,4 +1,4 @@
-"""The headless hand-off: what a program that launched OpenHands headless launches instead, and a bridge that does so.
+"""The headless hand-off: the replacement for programs that launch OpenHands headless, and a bridge that runs it.
 
-Start with: command.
+Start with: bridge.
 """

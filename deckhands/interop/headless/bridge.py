@@ -1,9 +1,9 @@
-"""A bridge: what a program calls to run a task headless in a separate process.
+"""The bridge for programs that run a headless task in a separate process.
 
-Holds: when the process of the bridge dies, however that happens, the run stops its workers in order. `Bridge.run`
-returns a summary for every end of a run.
-Does not: believe what the agent says: success is the exit code 0, and a result that fulfils the contract. Where both
-the bridge and the run are killed at once, what a command has started ends with the time to live of its workspace.
+Holds: if the process of the bridge dies for any reason, the run stops its workers cleanly. `Bridge.run` returns a
+summary for every end of a run.
+Does not: trust the agent's report: success needs the exit code 0 and a result that fulfils the contract. If the bridge
+and the run are killed at once, running commands end with the time to live of their workspace.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ COMMAND = (sys.executable, "-P", "-m", "deckhands.headless")
 TAIL_BYTES = 4_000
 GRACE_SECONDS = 60.0
 STOP_SECONDS = 30.0
-"""How long a run may take to stop that is interrupted, before it is killed."""
+"""How long an interrupted run may take to stop before it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """How a run ended.
+    """The end of a run.
 
     Attributes:
         success: the agent has finished, and its result fulfils the contract.
@@ -47,7 +47,7 @@ class RunSummary:
         artifacts: the files of the results and the logs, as absolute paths.
         reason: `finished`, `error`, `usage`, `rejected`, `out_of_time`, `needs_person`, `limit_reached`,
             `interrupted`, `missing_artifact`, `path_denied` or `killed`.
-        stdout_tail: the end of what the process has printed, errors among it.
+        stdout_tail: the end of the process's output, including errors.
     """
 
     success: bool
@@ -64,8 +64,8 @@ class Bridge:
     Args:
         root: workspaces outside of it are refused.
         environment: of the runs; None: that of this process.
-        command: what is launched.
-        grace_seconds: how much longer than its own limit a run may take, to start and to stop in order.
+        command: the command to launch.
+        grace_seconds: how much longer than its own limit a run may take, to start and to stop cleanly.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class Bridge:
         timeout_seconds: float = MAX_SECONDS,
         arguments: Sequence[str] = (),
     ) -> RunSummary:
-        """Run a task, wait for its end, and return how it ended.
+        """Run a task, wait for its end, and return its summary.
 
         Args:
-            name: of the experiment; None: a new one.
+            name: the name of the experiment; None: a new one.
             workspace: relative to the root.
-            timeout_seconds: after that, the run is stopped, and killed if it does not stop.
-            arguments: further ones of `python -m deckhands.headless`.
+            timeout_seconds: after this time the run is stopped, and killed if it does not stop.
+            arguments: further arguments of `python -m deckhands.headless`.
         """
         began = self._clock.monotonic()
         try:
@@ -137,15 +137,15 @@ class Bridge:
     def _ended(
         self, options: Sequence[str], log: Path, environment: Mapping[str, str], limit_seconds: float
     ) -> tuple[int, bool]:
-        """Run the command, and return its exit code, and whether its time was up for the bridge."""
-        # At the end of the bridge's process it gets the signal at which it stops its workers in order.
+        """Run the command, and return its exit code, and whether the bridge's time limit was reached."""
+        # When the bridge's process ends, the run gets the signal at which it stops its workers cleanly.
         child = Child.start([*self._command, *options], log=log, env=environment, last_signal=signal.SIGTERM)
         watch = os.pidfd_open(child.pid)
         try:
             has_ended = _has_ended(watch, limit_seconds + self._grace_seconds)
             if not has_ended:
                 _stop(child, watch)
-        except BaseException:  # such as KeyboardInterrupt: what was started ends before the caller continues
+        except BaseException:  # such as KeyboardInterrupt: end started processes before the caller continues
             _stop(child, watch)
             raise
         finally:
@@ -162,7 +162,11 @@ class Bridge:
             code, output = HeadlessExit.PATH_DENIED, f"{output}{error.message}\n"
         except DeckhandsError as error:
             code, output = ExitCode.ERROR, f"{output}{error.message}\n"
-        reason = "out_of_time" if is_killed else "killed" if code < 0 else REASONS.get(code, "error")
+        reason = REASONS.get(code, "error")
+        if is_killed:
+            reason = "out_of_time"
+        elif code < 0:
+            reason = "killed"
         return RunSummary(code == ExitCode.FINISHED, int(code), seconds, artifacts, reason, output[-TAIL_BYTES:])
 
     @staticmethod
@@ -177,7 +181,7 @@ def _tail(log: Path) -> str:
 
 
 def _stop(child: Child, watch: int) -> None:
-    """Ask a run to stop in order, and insist."""
+    """Ask a run to stop cleanly, and kill it if it does not."""
     child.send(signal.SIGTERM)
     if not _has_ended(watch, STOP_SECONDS):
         child.send(signal.SIGKILL)
@@ -185,7 +189,7 @@ def _stop(child: Child, watch: int) -> None:
 
 
 def _has_ended(watch: int, limit_seconds: float | None) -> bool:
-    """Wait for the end of a process, given as a pidfd, and say whether it came; None: without limit."""
+    """Wait for the end of a process, given as a pidfd, and return whether it ended; None: without limit."""
     waiting = select.poll()
     waiting.register(watch, select.POLLIN)
     return bool(waiting.poll(None if limit_seconds is None else limit_seconds * 1_000))

@@ -1,9 +1,9 @@
 """OpenHands' `config.toml` and its variables, as one configuration of a run.
 
-Holds: the environment wins over the file; the section that `-l` names replaces the model's variables, so that no key
-meets an address it is not for. A key that is unknown or cannot be
-taken is an error that names it; one without effect is a notice. No error shows a value of `[llm]`.
-Does not: trust a `config.toml` of the working directory that an agent or a stranger may have written, see
+Holds: the environment overrides the file. The section that `-l` names replaces the model's variables, so that no key is
+sent to an address it is not for. A key that is unknown or unsupported is an error that names it; one without effect is
+a notice. No error shows a value of `[llm]`.
+Does not: trust a `config.toml` of the working directory, which an agent or a stranger may have written, see
 `deckhands.configuration`.
 """
 
@@ -27,19 +27,19 @@ VARIABLES = {
     for section, keys in TAKEN.items()
     for name, kind in keys.items()
 }
-"""The variables of OpenHands that are read, beside `LLM_…`."""
+"""The variables of OpenHands that are read, in addition to `LLM_…`."""
 OTHER_MODEL_VARIABLES = {"LITELLM_API_BASE": "LLM_BASE_URL"}
 WORDS = {"true": True, "1": True, "false": False, "0": False}
 
 
 @dataclass(slots=True)
 class Config:
-    """What is configured.
+    """The configuration of a run.
 
     Attributes:
-        values: by section and key; what is not there has its default.
+        values: by section and key; missing ones have their defaults.
         llm: the base settings of the model, and the named ones.
-        notices: what has no effect, and files that are not read.
+        notices: keys without effect, and files that are not read.
     """
 
     values: dict[tuple[str, str], Any] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Config:
         """Return the environment for the workers of a run.
 
         Args:
-            profile: the section `[llm.NAME]` that wins over everything; None: none.
+            profile: the section `[llm.NAME]` that overrides everything; None: none.
 
         Raises:
             UsageError: there is no such section.
@@ -72,7 +72,7 @@ class Config:
                 merged.setdefault(name, merged[other])
         if profile is None:
             merged |= {name: text for name, text in _variables(self.llm).items() if not _names_of(name) & merged.keys()}
-        else:  # no key of the environment may reach the address of a section
+        else:  # a key of the environment must not be sent to a section's address
             taken = {name for key in LLM_KEYS for name in _names_of(f"LLM_{key.upper()}")}
             merged = {name: text for name, text in merged.items() if name not in taken}
             merged |= _variables(self.named[profile])
@@ -93,7 +93,7 @@ def read_config(named: Path | None, env: Mapping[str, str], directory: Path) -> 
     """Read the file and the variables.
 
     Args:
-        named: the file; None: `config.toml` in the directory, if it is there.
+        named: the file; None: `config.toml` in the directory, if it exists.
 
     Raises:
         UsageError: the file cannot be read, or a key or a value cannot be used; names it.
@@ -145,7 +145,7 @@ def _take_file(config: Config, path: Path) -> None:
 
 
 def _is_taken(config: Config, path: Path, section: str, name: str, known: Iterable[str]) -> bool:
-    """Say whether a key is taken, and note one that has no effect; raises UsageError for any other."""
+    """Return whether a key is used, and record one without effect; raises UsageError for any other."""
     if name in known:
         return True
     family = section.partition(".")[0]
@@ -192,7 +192,7 @@ _NAMES: Mapping[Kind, str] = {
 
 
 def _of_text(variable: str, text: str, kind: Kind) -> Any:
-    """Return the value of a variable."""
+    """Parse the value of a variable."""
     try:
         match kind:
             case "text":
@@ -211,11 +211,11 @@ def _of_text(variable: str, text: str, kind: Kind) -> Any:
 
 
 def _names_of(variable: str) -> set[str]:
-    """Return the names by which workers know a setting of the model."""
+    """Return the names of a model setting in the environment of workers."""
     return {variable, variable.replace("LLM_", "LITELLM_", 1)}
 
 
 def _variables(llm: Mapping[str, Any]) -> dict[str, str]:
-    """Return settings of a model as variables."""
+    """Return settings of a model as environment variables."""
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in llm.items()}
     return {f"LLM_{name.upper()}": text for name, text in texts.items() if text.strip()}

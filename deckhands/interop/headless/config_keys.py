@@ -1,6 +1,6 @@
-"""The keys of OpenHands' `config.toml` (V0, OpenHands 6.1, 12): which are taken, and what is said about the others.
+"""The keys of OpenHands' `config.toml` (V0, OpenHands 6.1, 12): the supported ones, and the notices for the others.
 
-Holds: a key that would change what a run does and cannot be taken is refused; one that changes nothing here is named.
+Holds: an unsupported key is refused if it would change the run, and listed if it would not.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TAKEN: Mapping[str, Mapping[str, Kind]] = {
     },
     "security": {"confirmation_mode": "flag", "security_analyzer": "text"},
 }
-"""By section, with the kind of each value. In the environment, keys of `core` stand without a prefix."""
+"""By section, with the kind of each value. In the environment, keys of `core` have no prefix."""
 
 LLM_KEYS = frozenset(
     {
@@ -62,12 +62,12 @@ LLM_KEYS = frozenset(
         *("retry_multiplier", "safety_settings", "seed", "temperature", "timeout", "top_k", "top_p"),
     }
 )
-"""Of `[llm]`: they become `LLM_…` variables of the controller worker, which checks their values."""
+"""Keys of `[llm]`: they become `LLM_…` variables of the controller worker, which checks their values."""
 
 WITHOUT_EFFECT: Mapping[str, Mapping[str, str]] = {
     "core": {
         "cache_dir": "nothing is cached there",
-        "cli_multiline_input": "nobody types here",
+        "cli_multiline_input": "no user types here",
         "client_wait_timeout": "there is no client to wait for",
         "conversation_max_age_seconds": "the files of a run stay until you remove them",
         "debug": "set DECKHANDS_DEBUG=1",
@@ -113,7 +113,7 @@ WITHOUT_EFFECT: Mapping[str, Mapping[str, str]] = {
     },
     "security": {"enable_security_analyzer": "confirmation_mode decides whether risks count"},
 }
-"""Keys that change nothing here, and why."""
+"""Keys without effect here, with the reason."""
 
 REFUSED: Mapping[str, Mapping[str, str]] = {
     "core": {
@@ -140,7 +140,7 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
     "security": {},
     "llm": {},
 }
-"""Keys that would change what a run does, and what to do instead."""
+"""Keys that would change the run, with the alternative."""
 
 SECTIONS_REFUSED: Mapping[str, str] = {
     "condenser": "A run has the default condenser; `[core] enable_default_condenser = false` turns it off.",

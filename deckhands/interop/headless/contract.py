@@ -1,6 +1,6 @@
-"""What a run and its workspace owe each other: the folders, the README, and the result that the agent has to leave.
+"""The contract between a run and its workspace: the folders, the README, and the result that the agent must leave.
 
-    README.md                                what is agreed (README.deckhands.md beside a README of somebody else)
+    README.md                                the agreement (README.deckhands.md if the user has a README already)
     experiments/<id>/results/final.json      the result: a JSON object, which the agent writes
     logs/<id>/                               run.log while it runs; events.jsonl and summary.json at its end
 
@@ -59,7 +59,7 @@ when `{final}` exists and is not empty.
 
 
 class HeadlessExit(IntEnum):
-    """Exit codes of a headless run beside those of `ExitCode`."""
+    """Exit codes of a headless run, in addition to those of `ExitCode`."""
 
     MISSING_ARTIFACT = 8
     PATH_DENIED = 9
@@ -77,7 +77,7 @@ REASONS: Mapping[int, str] = {
     HeadlessExit.MISSING_ARTIFACT: "missing_artifact",
     HeadlessExit.PATH_DENIED: "path_denied",
 }
-"""What an exit code means, in one word."""
+"""The meaning of an exit code, in one word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Contract:
 
     @property
     def final(self) -> str:
-        """The file that the agent has to leave."""
+        """The file that the agent must leave."""
         return f"{self.results}/final.json"
 
     @property
@@ -109,15 +109,15 @@ class Contract:
 
     @property
     def goal(self) -> GoalSpec:
-        """When a finish of the agent counts."""
+        """The goal that decides whether a finish of the agent counts."""
         return GoalSpec(check=f"test -s '{self.final}'")
 
     def instructions(self, task: str) -> str:
-        """Return the task with what the agent has to know of the contract."""
+        """Return the task with the agent's instructions from the contract."""
         return _INSTRUCTIONS.format(task=task.rstrip(), final=self.final)
 
     def prepare(self, task: str, *, iterations: int, seconds: float) -> None:
-        """Make the folders, write the README, and set an earlier result aside.
+        """Create the folders, write the README, and rename an earlier result.
 
         Raises:
             PathDenied: a folder or file of the contract is a link.
@@ -140,19 +140,19 @@ class Contract:
         inside.write(self._readme(), text.encode())
 
     def _readme(self) -> str:
-        """Return the README that is ours: one that somebody else has written stays."""
+        """Return the path of our README; one that the user wrote is kept."""
         try:
             (self.root / README).lstat()
         except FileNotFoundError:
             return README
         try:
             found = self.inside.read(README)
-        except UsageError:  # a link of somebody else
+        except UsageError:  # another program's link
             found = None
         return README if found is not None and found.startswith(MARK.encode()) else OTHER_README
 
     def fault(self) -> str:
-        """Say what is wrong with the result; empty: nothing."""
+        """Return the fault of the result; empty: it has none."""
         content = self.inside.read(self.final)
         if content is None:
             return f"{self.final} is missing."
@@ -179,6 +179,6 @@ def experiment_id(name: str | None) -> str:
     if not _EXPERIMENT.fullmatch(name):
         raise UsageError(
             f"The run cannot be called {ascii(name)[:100]}.",
-            remedy="Use up to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit.",
+            remedy="Use up to 64 letters, digits, '.', '_' and '-', starting with a letter or digit.",
         )
     return name

@@ -1,7 +1,7 @@
-"""Files below a directory in which an agent may have changed anything, read and written from outside of its sandbox.
+"""Files below a directory that an agent may have modified, accessed from outside its sandbox.
 
-Holds: no path leads out of the directory, by `..` or by a link, also not by one that is put there meanwhile; a file is
-replaced as a whole; nothing waits for a FIFO; what root makes belongs to the owner of the directory.
+Holds: no path leads out of the directory, by `..` or by a link, including one that is created meanwhile; a file is
+replaced as a whole; no call waits for a FIFO; files created by root belong to the owner of the directory.
 Does not: follow links that stay inside, or create the directory.
 """
 
@@ -32,7 +32,7 @@ class PathDenied(UsageError):
 
 
 def path_inside(root: Path, text: str, *, what: str) -> str:
-    """Return a path relative to a directory; a relative one is taken to be so already.
+    """Return a path relative to a directory; a relative path is taken as relative to it.
 
     Raises:
         PathDenied: it leads out of it, or is the directory itself.
@@ -53,10 +53,10 @@ class Inside:
         self.root = root
 
     def write(self, path: str, content: bytes) -> None:
-        """Write a whole file, and the folders before it.
+        """Write a whole file, and create its folders.
 
         Raises:
-            PathDenied: a part of the path is a link, or no folder.
+            PathDenied: a part of the path is a link, or not a folder.
             DeckhandsError: it cannot be written.
         """
         with self._folder_of(path) as (folder, name):
@@ -66,19 +66,19 @@ class Inside:
             os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
 
     def create(self, path: str) -> BinaryIO:
-        """Open a new file to be written, in place of one that is there; raises what `write` does."""
+        """Open a new file for writing, replacing an existing one; raises the errors of `write`."""
         with self._folder_of(path) as (folder, name):
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)
             return os.fdopen(self._new(name, folder), "wb")
 
     def make(self, path: str) -> None:
-        """Make a folder and those before it; raises what `write` does."""
+        """Create a folder and its parents; raises the errors of `write`."""
         with self._folder_of(f"{path}/."):
             return
 
     def read(self, path: str) -> bytes | None:
-        """Return what a file holds; None if there is none, or if it is no regular file inside.
+        """Return the content of a file; None if there is none, or if it is not a regular file inside.
 
         Raises:
             DeckhandsError: it is too large, or cannot be read.
@@ -102,7 +102,7 @@ class Inside:
                 return file.read(MAX_READ_BYTES)
 
     def move(self, path: str, name: str) -> None:
-        """Give a file another name in its folder, in place of what has it; without effect if there is no file."""
+        """Rename a file in its folder, replacing an existing one; no effect if there is no file."""
         with self._folder_of(path, makes=False) as (folder, old):
             if folder >= 0:
                 with suppress(FileNotFoundError):
@@ -123,10 +123,10 @@ class Inside:
 
     @contextmanager
     def locked(self, path: str) -> Iterator[None]:
-        """Hold a folder for this process alone.
+        """Lock a folder for this process.
 
         Raises:
-            UsageError: another process holds it.
+            UsageError: another process has locked it.
         """
         with self._folder_of(f"{path}/.") as (folder, _):
             try:
@@ -138,20 +138,20 @@ class Inside:
             yield
 
     def _new(self, name: str, folder: int) -> int:
-        """Open a new file in an open folder."""
+        """Create a file in an open folder, and open it."""
         descriptor = os.open(name, _NEW, 0o644, dir_fd=folder)
         self._give(descriptor)
         return descriptor
 
     def _give(self, descriptor: int) -> None:
-        """Where we are root, give what was made to the owner of the directory: commands in a container run as that."""
+        """As root, give a created file to the owner of the directory: commands in a container run as that user."""
         owner = self.root.stat()
         if os.geteuid() == 0 and owner.st_uid != 0:
             os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
     @contextmanager
     def _folder_of(self, path: str, *, makes: bool = True) -> Iterator[tuple[int, str]]:
-        """Yield the open folder of a file, and the file's name; -1 if it is not there and is not to be made."""
+        """Yield the open folder of a file, and the file's name; -1 if the folder is missing and not to be created."""
         *folders, name = path.split("/")
         descriptor = -1
         try:

@@ -1,6 +1,6 @@
-"""Whether a headless run is one of an SDK agent, by the names that configurations of OpenHands have for it.
+"""Choose an SDK agent for a headless run, by the names in configurations of OpenHands.
 
-Holds: our variables win over the keys of `[agent]`; an agent that is named as an SDK agent stays one.
+Holds: our variables override the keys of `[agent]`; an agent that is named as an SDK agent stays one.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ VARIABLES_OF: Mapping[str, tuple[str, ...]] = {
     "fallback_to_legacy": (f"{PREFIX}FALLBACK_TO_LEGACY",),
     "timeout_seconds": (f"{PREFIX}SDK_TIMEOUT_SECONDS",),
 }
-"""By key of `[agent]`; these variables choose as for every submission (`broker.contract.agent_factory`)."""
+"""By key of `[agent]`; these variables apply as for every submission (`broker.contract.agent_factory`)."""
 
 
 def with_sdk_choice(agent: AgentSpec, config: Config, environment: Mapping[str, str]) -> AgentSpec:
-    """Return the agent, or the SDK agent that does the same work, with what the configuration says of its loop.
+    """Return the agent, or the SDK agent that does the same work, according to the configured loop.
 
     Raises:
         UsageError: a value cannot be used.

@@ -1,4 +1,4 @@
-"""Conversations recorded elsewhere: by OpenHands, V0 and V1, read and written; exported by Deckhands, read.
+"""Recorded conversations: of OpenHands, V0 and V1, read and written; exported by Deckhands, read.
 
 Start with: trajectory_import.
 """

@@ -1,7 +1,7 @@
-"""A file of events that `deckhands export` has written, taken as the beginning of another conversation.
+"""Read a file of events that `deckhands export` wrote, as the start of another conversation.
 
-Holds: events keep their ids, so everything that names them stays right; a line that cannot be read is named and its
-place filled, with the missing result where an action waits for one and with nothing otherwise.
+Holds: events keep their ids, so references to them stay valid. A line that cannot be read is named, and its place is
+filled: with the missing result if an action waits for one, otherwise with a placeholder.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from deckhands.interop.openhands.recordings import MAX_EVENTS, UNREADABLE, Findi
 from deckhands.interop.openhands.results import is_result, missing_result, needs_result
 
 MAX_MISSING = 1_000
-"""How many events in a row may be missing."""
+"""The maximum number of consecutive missing events."""
 
 
 def read_exported_log(path: Path, conversation_id: str) -> tuple[list[Event], Findings]:
-    """Read an exported log as that of a new conversation, and tell what could not be carried over.
+    """Read an exported log as that of a new conversation, and return the findings.
 
     Raises:
         UsageError: the file cannot be read, or holds no events.
@@ -44,16 +44,16 @@ def _events_of(text: str, findings: Findings) -> dict[int, Event]:
     found: dict[int, Event] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if number > MAX_EVENTS:
-            findings.fault(f"Whatever follows line {MAX_EVENTS}", f"at most {MAX_EVENTS} events are imported")
+            findings.fault(f"Everything after line {MAX_EVENTS}", f"at most {MAX_EVENTS} events are imported")
             break
         if not line.strip():
             continue
         try:
             fields = json_value(line)
             if isinstance(fields, dict) and fields.get("summary") is True:
-                continue  # as `run --json` ends with
+                continue  # the last line of `run --json`
             if isinstance(fields, dict):
-                fields.pop("blobs", None)  # they would name texts of another store
+                fields.pop("blobs", None)  # they would refer to texts of another store
             event = event_from_export(fields)
             if event.id < 1 or event.id in found or (isinstance(event, ConversationCreated) and event.id > 1):
                 raise ValueError(f"there can be no event {event.id} here")
@@ -78,7 +78,7 @@ def _filled(found: Mapping[int, Event], findings: Findings) -> Iterator[Event]:
             findings.fault(f"Event {event_id} with all that follows", f"{missing} events before it are missing")
             break
         for _ in range(missing):
-            assert last is not None  # the creation is there
+            assert last is not None  # the creation exists
             is_whole = False
             last = _instead(waiting, last)
             yield last
@@ -90,13 +90,13 @@ def _filled(found: Mapping[int, Event], findings: Findings) -> Iterator[Event]:
         last = event
         yield event
     if last is not None and (findings.fault_count or not is_whole):
-        while waiting:  # it may have run, and its result be among what is missing
+        while waiting:  # it may have run, and its result may be among the missing events
             last = _instead(waiting, last)
             yield last
 
 
 def _instead(waiting: deque[Event], last: Event) -> Event:
-    """Return what stands in place of an event that is missing."""
+    """Return the substitute for a missing event."""
     if waiting:
         return missing_result(waiting.popleft(), event_id=last.id + 1, timestamp=last.timestamp)
     return NullObservation(id=last.id + 1, timestamp=last.timestamp)

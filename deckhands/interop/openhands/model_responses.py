@@ -1,8 +1,8 @@
 """A model's reply as OpenHands records it: a copy of the provider's response in every event that it led to.
 
-Holds: tokens that the provider had in its cache stand where litellm puts them. What a response has no place for (who
-asked, what was seen, cost, latency, thinking) stands in `reply_extension`, which only Deckhands reads.
-Does not: trust a response: what is missing or has another shape counts as nothing.
+Holds: tokens from the provider's cache are where litellm puts them. `reply_extension`, which only Deckhands reads, has
+the data without a place in a response (requester, seen events, cost, latency, thinking).
+Does not: trust a response: a missing or malformed part counts as empty.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_TOKENS = 1 << 53
 
 
 def response_of(reply: ModelReply) -> dict[str, Any]:
-    """Return a reply as litellm would have returned it."""
+    """Return a reply in the form that litellm returns."""
     message = {
         "role": "assistant",
         "content": reply.content,
@@ -46,17 +46,17 @@ def response_of(reply: ModelReply) -> dict[str, Any]:
 
 
 def unknown_response(call: ToolCallMetadata) -> dict[str, Any]:
-    """Return the response that a call must have come with, where its reply is not in the log."""
+    """Return a substitute for the response of a call whose reply is not in the log."""
     called = ModelToolCall(id=call.tool_call_id, name=call.function_name, arguments="{}")
     return response_of(ModelReply(id=call.reply_id, tool_calls=(called,), stop_reason="tool_calls"))
 
 
 def reply_extension(reply: ModelReply, *, seen: int, has_response: bool) -> dict[str, Any]:
-    """Return what the response does not say of a reply.
+    """Return the data of a reply that the response does not contain.
 
     Args:
-        seen: the last recorded event that its prompt was made from; -1 for none.
-        has_response: the response itself stands elsewhere in the recorded event.
+        seen: the last recorded event in its prompt; -1 for none.
+        has_response: the recorded event has the response itself in another field.
     """
     wire = reply.wire()
     own = {name: wire[name] for name in OWN_FIELDS if wire.get(name) not in (None, [], 0, 0.0, "agent")}
@@ -67,10 +67,10 @@ def reply_extension(reply: ModelReply, *, seen: int, has_response: bool) -> dict
 
 
 def reply_fields(response: Any, metadata: Fields) -> dict[str, Any]:
-    """Return the fields of a `ModelReply` that a response holds.
+    """Return the fields of a `ModelReply` from a response.
 
     Args:
-        metadata: names the call that the response at least has; empty for a response without calls.
+        metadata: names the call that the response must contain at least; empty for a response without calls.
     """
     response = object_in(response)
     choices = response.get("choices")
@@ -95,7 +95,7 @@ def reply_fields(response: Any, metadata: Fields) -> dict[str, Any]:
 
 
 def usage_of(usage: Any) -> dict[str, int]:
-    """Return the tokens of a response, those of the cache from wherever its provider puts them."""
+    """Return the tokens of a response; those of the cache are found in any provider's form."""
     usage = object_in(usage)
     details = object_in(usage.get("prompt_tokens_details"))
     read = count(details.get("cached_tokens")) or count(usage.get("cache_read_input_tokens"))
@@ -108,7 +108,7 @@ def usage_of(usage: Any) -> dict[str, int]:
 
 
 def count(value: Any) -> int:
-    """Return a number of tokens; nothing for what is none."""
+    """Return a number of tokens; 0 for an invalid one."""
     number = amount(value)
     return int(number) if number is not None and number <= _MAX_TOKENS else 0
 
@@ -121,7 +121,7 @@ def amount(value: Any) -> float | None:
 
 
 def content_text(content: Any) -> str:
-    """Return the text of a message, which may stand in parts."""
+    """Return the text of a message, which may consist of parts."""
     if isinstance(content, list):
         return "\n".join(text_in(part.get("text")) for part in content if isinstance(part, dict) and part.get("text"))
     return text_in(content)

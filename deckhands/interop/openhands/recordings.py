@@ -1,7 +1,7 @@
-"""Files that somebody else has recorded: read within bounds, event by event, with a record of what could not be used.
+"""Recorded files of other programs: read within bounds, event by event, with a record of unusable parts.
 
-Holds: nothing in a file takes more than a bounded amount of memory, depth or time, and one event that cannot be read
-costs that event, not the file. Numbers that are none (NaN, infinities) count as missing.
+Holds: the content of a file cannot cause unbounded memory, depth or time, and an unreadable event costs only that
+event, not the file. Non-finite numbers (NaN, infinities) count as missing.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from broker.contract import MAX_JSON_DEPTH, SHORTEN_ABOVE_BYTES, Event, pack, to
 from broker.runtime import CorruptEntry, EventUnfit, UnknownKind, UsageError
 
 MAX_FILE_BYTES = 128 << 20
-"""Of a file, and of all events of a directory."""
+"""The limit of a file, and of all events of a directory."""
 MAX_EVENT_CHARS = 48 << 20
-"""Of an event as JSON: what a log holds of one at most, with everything escaped."""
+"""The limit of an event as JSON: the largest in a log, with everything escaped."""
 MAX_MARKS = 16_000_000
-"""Commas and opening brackets of a file, wherever they stand: an empty list takes 20 times its two characters."""
+"""Commas and opening brackets in a file: parsed, an empty list takes 20 times the memory of its two characters."""
 MAX_EVENTS = 200_000
 MAX_FAULTS = 1_000
-"""Values of a list that are not JSON. Finding the end of each takes a look at the rest of the file."""
+"""Values of a list that are not JSON. Finding the end of each takes a scan of the rest of the file."""
 TOO_LONG = f"it is longer than {MAX_EVENT_CHARS >> 20} MiB"
 NAMED_FAULTS = 20
 MAX_REASON_CHARS = 300
 
 LOST_IDS = "ids of events that a condensation forgets and that are not here"
 UNREADABLE = (CorruptEntry, EventUnfit, UnknownKind, LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""What an event raises that is not of the form that it should have."""
+"""The errors of an event that does not have the expected form."""
 
 _BLANK = re.compile(r"[ \t\r\n]*")
-# A text without an end is one mark, too: to look for the end from each of its quotes would never be done.
+# A text without an end is one token, too: looking for the end from each of its quotes would take quadratic time.
 _MARK = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[][{},]', re.DOTALL)
 _NO_NUMBERS = tuple(map(msgpack.packb, (math.inf, -math.inf, math.nan)))
 _JSON: TypeAdapter[Any] = TypeAdapter(Any)
@@ -50,12 +50,12 @@ _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
 @dataclass(slots=True)
 class Findings:
-    """What an import could not carry over.
+    """The parts that an import could not carry over.
 
     Attributes:
-        left_out: what has no equivalent, in words, and how often it was there.
-        faults: the first things that could not be read, each with its place and the reason.
-        fault_count: how many there were.
+        left_out: descriptions of parts without an equivalent, with their counts.
+        faults: the first unreadable parts, each with its place and the reason.
+        fault_count: the number of unreadable parts.
     """
 
     left_out: Counter[str] = field(default_factory=Counter)
@@ -63,7 +63,7 @@ class Findings:
     fault_count: int = 0
 
     def fault(self, what: str, reason: str | Exception) -> None:
-        """Note what could not be read, and why."""
+        """Record an unreadable part, and the reason."""
         self.fault_count += 1
         if len(self.faults) < NAMED_FAULTS:
             text = " ".join(_in_words(reason).split())
@@ -71,7 +71,7 @@ class Findings:
             self.faults.append(f"{what} cannot be read and is left out: {text}")
 
     def lines(self) -> Iterator[str]:
-        """Return the findings, a line each."""
+        """Return the findings, one line each."""
         yield from self.faults
         if self.fault_count > len(self.faults):
             yield f"{self.fault_count - len(self.faults)} more cannot be read and are left out."
@@ -80,13 +80,13 @@ class Findings:
 
 
 def read_text(path: Path) -> str:
-    """Read a file of text; bytes that are no UTF-8 become U+FFFD.
+    """Read a text file; bytes that are not UTF-8 become U+FFFD.
 
     Raises:
         UsageError: it cannot be read, is not a regular file, or is too large.
     """
     try:
-        if path.exists() and not path.is_file():  # to open a pipe would wait for somebody to write into it
+        if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
             raise UsageError(f"{path} is not a file.", remedy="Name another file.")
         with path.open("rb") as file:
             is_large = os.fstat(file.fileno()).st_size > MAX_FILE_BYTES
@@ -102,15 +102,15 @@ def read_text(path: Path) -> str:
 
 
 def json_value(text: str) -> Any:
-    """Read one JSON value, as the log can keep it.
+    """Parse one JSON value in a form that the log can keep.
 
     Raises:
-        ValueError: it is none, too long, or nested too deeply.
+        ValueError: it is invalid, too long, or nested too deeply.
     """
     if len(text) > MAX_EVENT_CHARS:
         raise ValueError(TOO_LONG)
     if text.count("[") + text.count("{") <= MAX_JSON_DEPTH:
-        # Most texts are plain JSON already; what is not is read again below, and made plain or refused there.
+        # Most texts are plain JSON already; others are parsed again below, and converted or refused there.
         with contextlib.suppress(ValueError, OverflowError, TypeError):
             value = _JSON.validate_json(text)  # refuses lone surrogates
             packed = msgpack.packb(value)  # refuses integers beyond 64 bits
@@ -123,14 +123,14 @@ def json_value(text: str) -> Any:
 
 
 def listed_events(text: str, findings: Findings) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Return the objects of a JSON list with their positions; whatever else stands there is noted.
+    """Return the objects of a JSON list with their positions; anything else in the list is recorded as a fault.
 
     Raises:
-        ValueError: the text is not a list, or what it lists is hardly ever JSON.
+        ValueError: the text is not a list, or most of its items are not JSON.
     """
     at = _after_blanks(text, 0)
     if text[at : at + 1] != "[":
-        raise ValueError("it does not begin with [")
+        raise ValueError("it does not start with [")
     at = _after_blanks(text, at + 1)
     if text[at : at + 1] == "]":
         return
@@ -147,25 +147,25 @@ def listed_events(text: str, findings: Findings) -> Iterator[tuple[int, dict[str
         at = _after_blanks(text, end)
         if text[at : at + 1] != ",":
             if text[at : at + 1] != "]":
-                findings.fault(f"Whatever follows event {position}", "the file ends in the middle of the list")
+                findings.fault(f"Everything after event {position}", "the file ends in the middle of the list")
             return
         at = _after_blanks(text, at + 1)
-    findings.fault(f"Whatever follows event {MAX_EVENTS - 1}", f"at most {MAX_EVENTS} events are imported")
+    findings.fault(f"Everything after event {MAX_EVENTS - 1}", f"at most {MAX_EVENTS} events are imported")
 
 
 def check_fit(event: Event) -> None:
-    """Make sure that the log can hold an event.
+    """Check that the log can hold an event.
 
     Raises:
         EventUnfit: it is too large, or nested too deeply.
     """
     wire = event.wire()
-    if len(pack(wire)) > SHORTEN_ABOVE_BYTES:  # whatever is smaller fits
+    if len(pack(wire)) > SHORTEN_ABOVE_BYTES:  # a smaller event always fits
         to_entry(wire)
 
 
 def _in_words(reason: str | Exception) -> str:
-    """Return a reason for people; what does not fit a schema by its field."""
+    """Return a readable reason; a schema error names its field."""
     unfit = reason.__cause__ if isinstance(reason, Exception) else None
     if isinstance(unfit, ValidationError):
         found = unfit.errors(include_url=False, include_context=False, include_input=False)
@@ -174,8 +174,8 @@ def _in_words(reason: str | Exception) -> str:
 
 
 def _next_value(text: str, at: int) -> tuple[Any, str, int]:
-    """Return the value that begins at a place, why it cannot be used, and the end of it."""
-    if len(text) - at > MAX_EVENT_CHARS:  # else the rest of the file is not too long for one event
+    """Return the value at a position, the reason why it cannot be used, and its end."""
+    if len(text) - at > MAX_EVENT_CHARS:  # the rest of the file is short enough to be one event
         end = _end_of_value(text, at)
         if end - at > MAX_EVENT_CHARS:
             return None, TOO_LONG, end
@@ -195,7 +195,7 @@ def _next_value(text: str, at: int) -> tuple[Any, str, int]:
 
 
 def _end_of_value(text: str, at: int) -> int:
-    """Return where the comma or bracket stands that ends a value which cannot be read; else the end of the text."""
+    """Return the position of the comma or bracket that ends an unreadable value; else the end of the text."""
     depth = 0
     for mark in _MARK.finditer(text, at):
         match mark.group()[0]:

@@ -1,10 +1,10 @@
-"""Which events of the log the events of a recording have become, and what follows for those that are referred to.
+"""Map the events of a recording to the events of the log, and adjust the references to them.
 
-Recordings name events by numbers or names of their own. A condensation names what it forgets by them, and the place of
-its summary by counting what the model is shown; both differ here, because one recorded event can become several events
-or none.
+Recordings name events by their own numbers or names. A condensation uses them to name the forgotten events, and gives
+the place of its summary as a count of events shown to the model. Both differ here, because one recorded event can
+become several events or none.
 
-Holds: a reference leads to an earlier event or nowhere, so none can form a circle; a range stays a range, so that a
+Holds: a reference leads to an earlier event or nowhere, so references form no cycle; a range stays a range, so a
 recording that claims a huge one costs nothing.
 """
 
@@ -16,32 +16,32 @@ from collections.abc import Hashable, Iterable, Sequence
 from broker.contract import Event
 
 MAX_UNORDERED = 2_000
-"""Of how many events a range may be taken whose ids are in no order."""
+"""The maximum size of a range of events whose ids are unordered."""
 MAX_COUNTED_PLACES = 1_000
-"""How far the place of a summary is counted; condensers put it behind the first few events."""
+"""How far the place of a summary is counted; condensers put it after the first few events."""
 
 
 class Renumbering:
-    """The events of a recording so far, by their ids there."""
+    """The recorded events so far, by their recorded ids."""
 
     def __init__(self) -> None:
         self._ids: dict[Hashable, list[int]] = {}
         self._meant: dict[Hashable, int] = {}
         self._numbers: list[int] = []
         self._is_ascending = True
-        # What the model is shown there: the order, what each takes up here, and which the numbered ones are.
+        # The events shown to the model there: their order, their sizes here, and the numbered ones.
         self._order: list[int] = []
         self._sizes: list[int] = []
         self._places: dict[Hashable, list[int]] = {}
         self._shown_numbers: list[int] = []
 
     def add(self, key: Hashable, events: Sequence[Event], *, meant: int | None, is_shown: bool) -> None:
-        """Note what a recorded event has become.
+        """Record the events that a recorded event became.
 
         Args:
-            key: its id there; two events may have the same.
-            events: nothing if it was left out.
-            meant: the one of them that references mean.
+            key: its recorded id; two events may have the same.
+            events: empty if it was left out.
+            meant: the one of them that references point to.
             is_shown: the model is shown it there.
         """
         is_number = type(key) is int
@@ -60,18 +60,18 @@ class Renumbering:
                 self._shown_numbers.append(key)  # type: ignore[arg-type]
 
     def meant(self, key: object) -> int | None:
-        """Return the event that a reference to a recorded one means; None if there is none."""
+        """Return the event that a reference to a recorded one points to; None if there is none."""
         return self._meant.get(key) if isinstance(key, Hashable) else None
 
     def latest_up_to(self, number: int) -> int:
-        """Return the last event that the recorded ones up to this one have become; 0 for none."""
+        """Return the last event made from recorded events up to this one; 0 for none."""
         if not self._is_ascending:
             return self.meant(number) or 0
         place = bisect_right(self._numbers, number)
         return self._ids[self._numbers[place - 1]][-1] if place else 0
 
     def forget(self, keys: Iterable[object]) -> tuple[list[int], int]:
-        """Return what some recorded events have become, in order, and how many have become nothing.
+        """Return the events made from some recorded events, in order, and the number that became nothing.
 
         The model is no longer shown them.
         """
@@ -85,7 +85,7 @@ class Renumbering:
         return sorted(found), lost
 
     def forget_between(self, start: int, end: int) -> tuple[int, int] | list[int]:
-        """Return what a range of recorded events has become: a range, or a list where it can be none.
+        """Return the events made from a range of recorded events: as a range, or as a list if they form none.
 
         The model is no longer shown them.
 
@@ -94,19 +94,20 @@ class Renumbering:
         """
         if not self._is_ascending:
             if len(self._shown_numbers) > MAX_UNORDERED:
-                raise ValueError("it forgets a range of events whose ids are in no order")
+                raise ValueError("it forgets a range of events with unordered ids")
             return self.forget({number for number in self._numbers if start <= number <= end})[0]
         hidden = slice(bisect_left(self._shown_numbers, start), bisect_right(self._shown_numbers, end))
         for number in self._shown_numbers[hidden]:
             self._hide(number)
         del self._shown_numbers[hidden]
-        first, behind = bisect_left(self._numbers, start), bisect_right(self._numbers, end)
+        first = bisect_left(self._numbers, start)
+        behind = bisect_right(self._numbers, end)
         if first >= behind:
             return []
         return self._ids[self._numbers[first]][0], self._ids[self._numbers[behind - 1]][-1]
 
     def offset(self, offset: int) -> int:
-        """Return the place here of what stands there behind as many events that the model is shown."""
+        """Return the offset here for an offset there, a number of events shown to the model."""
         if not 0 <= offset <= MAX_COUNTED_PLACES:
             return offset
         return offset + sum(self._sizes[place] - 1 for place in self._order[:offset])
@@ -117,6 +118,6 @@ class Renumbering:
 
 
 def is_shown_here(event: Event) -> bool:
-    """Say whether an event takes up a place in what the model is shown."""
+    """Return whether an event counts in the sequence shown to the model."""
     is_hidden = event.kind in ("action.run", "observation.run") and getattr(event, "hidden", False)
     return not is_hidden and (event.is_shown_to_model or event.tool_call_metadata is not None)

@@ -1,4 +1,4 @@
-"""Results that a recording lacks: an action gets one that says so, so that it is not run because it was imported."""
+"""Substitutes for missing results: they settle an imported action, so that it does not run here."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ NO_RESULTS = frozenset(
 
 
 def is_result(event: Event) -> bool:
-    """Say whether an event settles the action that it names."""
+    """Return whether an event settles the action that it names."""
     return event.cause is not None and event.kind.startswith("observation.") and event.kind not in NO_RESULTS
 
 
 def needs_result(event: Event) -> bool:
-    """Say whether an event is an action that somebody carries out, and that waits for nobody's permission."""
+    """Return whether an event is an action that is not run by the controller and does not await confirmation."""
     is_waiting = getattr(event, "confirmation_state", "") == ConfirmationStatus.AWAITING_CONFIRMATION
     return is_carried_out(event) and not is_waiting
 
 
 def is_carried_out(event: Event) -> bool:
-    """Say whether an event is an action that somebody else than the controller carries out."""
+    """Return whether an event is an action that is not run by the controller."""
     return event.kind == "action.delegate" or (event.kind.startswith("action.") and event.runnable)
 
 
 def missing_result(action: Event, *, event_id: int, timestamp: datetime | str | None) -> Event:
-    """Return the observation that an action's result is not known."""
+    """Return the observation that an action's result is unknown."""
     wire = {"kind": "observation.outcome_unknown", "content": NO_RESULT, "cause": action.id, "timestamp": timestamp}
     if action.kind == "action.delegate":
         wire |= {"kind": "observation.delegate", "delegate_id": action.id}

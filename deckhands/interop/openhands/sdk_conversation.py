@@ -1,11 +1,10 @@
 """Conversations of OpenHands' SDK (V1), read as conversations of ours (OpenHands 13).
 
 There each tool call is an event with a copy of its part of the model's reply; here the reply is one event before the
-actions it led to. States are not events there; they follow from what was said.
+actions it led to. States are not events there; they follow from the messages and actions.
 
-Holds: every event that has an equivalent carries over, with its time and its place; what has none is counted by name.
-An action without a result gets one that says so, or waits for the confirmation that it waited for: nothing is run a
-second time because it was imported.
+Holds: every event with an equivalent carries over, with its time and its place; others are counted by name. An action
+without a result gets a substitute, or stays pending if it awaited confirmation: an import never runs an action again.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ ENDS: Mapping[str, AgentState] = {
     "idle": AgentState.AWAITING_USER_INPUT,
     "waiting_for_confirmation": AgentState.AWAITING_USER_CONFIRMATION,
 }
-"""How a conversation stands, by its `execution_status`; any other is under way."""
+"""The agent state for an `execution_status`; any other is in progress."""
 SHOWN = frozenset(
     {"SystemPromptEvent", "MessageEvent", "ActionEvent", "ObservationEvent", "UserRejectObservation", "AgentErrorEvent"}
 )
@@ -51,7 +50,7 @@ _RISKS = {"LOW": 0, "MEDIUM": 1, "HIGH": 2}
 
 
 def read_sdk_directory(path: Path, conversation_id: str) -> tuple[list[Event], Findings]:
-    """Read a conversation directory as a log, and tell what could not be carried over.
+    """Read a conversation directory as a log, and return the findings.
 
     Raises:
         UsageError: the directory cannot be used.
@@ -79,7 +78,7 @@ def read_sdk_directory(path: Path, conversation_id: str) -> tuple[list[Event], F
 
 
 class _Reading:
-    """A conversation on its way to a log."""
+    """The state of converting a conversation into a log."""
 
     def __init__(self, directory: SdkDirectory, findings: Findings) -> None:
         self.events: list[Event] = []
@@ -108,7 +107,7 @@ class _Reading:
         self._now: str | None = None
 
     def try_to_take(self, number: int, fields: Fields) -> None:
-        """Take in the next event; of one that cannot be read nothing stays but that its action has ended."""
+        """Add the next event; of an unreadable one, only the end of its action is kept."""
         kind = str(fields.get("kind"))
         count, state = len(self.events), self._state
         try:
@@ -133,7 +132,7 @@ class _Reading:
             del self._open[action_id]
 
     def take(self, fields: Fields) -> None:
-        """Take in the next event."""
+        """Add the next event."""
         self._now = utc_text(fields.get("timestamp"))
         takers: Mapping[str, Callable[[Fields], object]] = {
             "SystemPromptEvent": self._greeting,
@@ -154,7 +153,7 @@ class _Reading:
         takers[kind](fields)
 
     def end(self) -> None:
-        """Settle what is open, and end in the state in which the conversation stands."""
+        """Settle open actions, and end in the conversation's state."""
         wanted = ENDS.get(self._status)
         if wanted is AgentState.AWAITING_USER_CONFIRMATION and self._open:
             for action_id in self._open:
@@ -219,7 +218,7 @@ class _Reading:
         self._add("observation.recall", recall_type="knowledge", microagent_knowledge=knowledge, cause=recall)
 
     def _reply(self, fields: Fields, text: str, service: str = "agent") -> int:
-        """Return the id of the reply that an event belongs to, written first if this is the first event of it."""
+        """Return the id of the reply that an event belongs to; write the reply if this is its first event."""
         name = fields.get("llm_response_id") or fields["id"]
         if name not in self._replies:
             calls = [event["tool_call"] for event in self._calls.get(name, ())]
@@ -242,7 +241,7 @@ class _Reading:
         return self._replies[name]
 
     def _settle_costs(self) -> None:
-        """Let the last reply have what no other has, so that the sums are those of the recording."""
+        """Add the remaining costs to the last reply, so that the sums match the recording."""
         replies = [event for event in self.events if isinstance(event, ModelReply)]
         for reply in replies:
             self._spending.give(reply.wire(), is_own=True)
@@ -261,7 +260,7 @@ class _Reading:
             }
         }
         action = fields.get("action")
-        if action is None:  # the SDK could not read the call; the error that follows says why
+        if action is None:  # the SDK could not parse the call; the next error has the reason
             self._unreadable[fields["tool_call_id"]] = call
             return
         kind, own = content_of(fields, action)

@@ -1,8 +1,8 @@
 """A conversation directory of OpenHands' SDK (V1): `base_state.json` and `events/event-<number>-<uuid>.json`.
 
-Holds: the events are those of the branch that the conversation stands on, in order; one that is missing, damaged or
-double is named and costs only itself.
-Does not: say what the events mean here; see `sdk_conversation`.
+Holds: the events are those of the conversation's current branch, in order; a missing, damaged or duplicate event is
+named, and the others are kept.
+Does not: interpret the events; see `sdk_conversation`.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SdkDirectory:
-    """What such a directory holds.
+    """The content of a conversation directory.
 
     Attributes:
-        events: of the branch that the conversation stands on, with their numbers.
-        other_branches: how many events stand on others.
+        events: the events of the current branch, with their numbers.
+        other_branches: the number of events on other branches.
     """
 
     state: Fields
@@ -62,7 +62,7 @@ class SdkDirectory:
         """Read a directory.
 
         Raises:
-            UsageError: it is none, or its state cannot be read.
+            UsageError: it is not a conversation directory, or its state cannot be read.
         """
         if not (path / STATE_FILE).is_file():
             raise UsageError(
@@ -80,7 +80,7 @@ class SdkDirectory:
         return cls(state, branch, len(events) - len(branch))
 
     def agent(self, findings: Findings) -> AgentSpec:
-        """Return the agent, as far as there is one like it here."""
+        """Return the agent, with the settings that exist here."""
         try:
             agent = self.state.get("agent") or {}
             context = agent.get("agent_context") or {}
@@ -98,7 +98,7 @@ class SdkDirectory:
             return AgentSpec()
 
     def workspace(self, findings: Findings) -> WorkspaceSpec:
-        """Return where it worked; an empty one where that was another machine's."""
+        """Return its workspace; an empty one if it was on another machine."""
         try:
             workspace = self.state.get("workspace") or {}
             is_local = workspace.get("kind", "LocalWorkspace") == "LocalWorkspace"
@@ -109,13 +109,14 @@ class SdkDirectory:
 
     @property
     def limits(self) -> Limits:
-        """What it could use up."""
+        """Its limits."""
         most = count(self.state.get("max_iterations"))
         return Limits(max_iterations=min(most or MAX_ITERATIONS, MOST_ITERATIONS))
 
     def left_out(self) -> Counter[str]:
-        """Return what of the state has no equivalent here, in words."""
-        agent, workspace = self._part(self.state, "agent"), self._part(self.state, "workspace")
+        """Return descriptions of the parts of the state without an equivalent here."""
+        agent = self._part(self.state, "agent")
+        workspace = self._part(self.state, "workspace")
         secrets = self._part(self._part(self.state, "secret_registry"), "secret_sources")
         place = str(workspace.get("kind", "LocalWorkspace"))[:40]
         return Counter(
@@ -150,11 +151,11 @@ def _object(file: Path) -> Fields:
 
 
 def _events(folder: Path, findings: Findings) -> Iterator[tuple[int, Fields]]:
-    """Return the events of a directory by their numbers; what is missing, damaged or double is noted."""
+    """Return the events of a directory by their numbers; missing, damaged or duplicate ones are recorded as faults."""
     names = {file.name: _EVENT_FILE.fullmatch(file.name) for file in folder.glob("event-*.json")}
     numbered = sorted((int(match[1]), name) for name, match in names.items() if match)
     if len(numbered) > MAX_EVENTS:
-        findings.fault(f"Whatever follows event {numbered[MAX_EVENTS - 1][0]}", f"at most {MAX_EVENTS} are imported")
+        findings.fault(f"Everything after event {numbered[MAX_EVENTS - 1][0]}", f"at most {MAX_EVENTS} are imported")
     seen: set[str] = set()
     expected = size_bytes = 0
     for number, name in numbered[:MAX_EVENTS]:
@@ -164,7 +165,7 @@ def _events(folder: Path, findings: Findings) -> Iterator[tuple[int, Fields]]:
             return
         if number > expected:
             what = (
-                f"Event {expected}" if number == expected + 1 else f"What stood from event {expected} to {number - 1}"
+                f"Event {expected}" if number == expected + 1 else f"Everything from event {expected} to {number - 1}"
             )
             findings.fault(what, "the file is not there")
         expected = number + 1
@@ -183,14 +184,14 @@ def _events(folder: Path, findings: Findings) -> Iterator[tuple[int, Fields]]:
 def _size_of(file: Path) -> int:
     try:
         return file.stat().st_size
-    except OSError:  # the reading says why
+    except OSError:  # reading it reports the reason
         return 0
 
 
 def _branch(state: Fields, events: list[tuple[int, Fields]]) -> list[tuple[int, Fields]]:
-    """Return the events from the first to the one the conversation stands on; all, where they are no tree.
+    """Return the events from the first to the conversation's current one; all events if they form no tree.
 
-    Where the tree is interrupted, because an event is damaged, the branch continues with the event before it.
+    If a damaged event interrupts the tree, the branch continues with the event before it.
     """
     if state.get("head_is_empty"):
         return []

@@ -1,4 +1,4 @@
-"""The fields of events and of the state of OpenHands' SDK (V1), as the kinds here have them (OpenHands 13)."""
+"""Convert the fields of events and of the state of OpenHands' SDK (V1) to ours (OpenHands 13)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EDIT_FIELDS = ("command", "path", "file_text", "old_str", "new_str", "insert_lin
 
 
 def content_of(fields: Fields, action: Fields) -> tuple[str, Fields]:
-    """Return the kind and the own fields of an action."""
+    """Return the kind of an action and its own fields."""
     match action.get("kind"):
         case "TerminalAction" | "ExecuteBashAction":
             names = ("command", "is_input", "timeout")
@@ -36,7 +36,7 @@ def content_of(fields: Fields, action: Fields) -> tuple[str, Fields]:
 
 
 def tasks(items: Any) -> list[dict[str, str]]:
-    """Return the items of a task list; the SDK's have no names of their own."""
+    """Return the items of a task list; those of the SDK have no names of their own."""
     return [item | {"id": f"task-{number}"} for number, item in enumerate(task_items(items), 1)]
 
 
@@ -47,7 +47,7 @@ def text_of(parts: Any) -> str:
 
 
 def costs_of(state: Fields) -> dict[str, Fields]:
-    """Return what each reply has cost, by its id; costs themselves name no reply, and stand in the same order."""
+    """Return the cost of each reply, by its id; costs name no reply there, but are in the same order."""
     found: dict[str, Fields] = {}
     for metrics in _metrics(state):
         usages, costs = (list(map(object_in, _list(metrics.get(name)))) for name in ("token_usages", "costs"))
@@ -69,7 +69,7 @@ def costs_of(state: Fields) -> dict[str, Fields]:
 
 
 def sums_of(state: Fields) -> Fields:
-    """Return what all calls together have cost, also those that led to no event."""
+    """Return the total cost of all calls, including those without an event."""
     totals = {"cost": 0.0, **dict.fromkeys(TOKENS, 0)}
     for metrics in _metrics(state):
         totals["cost"] += amount(metrics.get("accumulated_cost")) or 0.0

@@ -1,9 +1,9 @@
-"""What the model calls of a recording have cost.
+"""The cost of the model calls in a recording.
 
-OpenHands copies the sums so far onto every action (4.7); here each reply has its own cost, and the sums follow.
+OpenHands copies the running totals onto every action (4.7); here each reply has its own cost, and totals are computed.
 
-Holds: the costs and tokens of the replies add up to the sums of the recording, including calls that led to no event,
-such as a condenser's or those of a delegate. Sums that begin again, because the recording was resumed, are added.
+Holds: the costs and tokens of the replies add up to the totals of the recording, including calls without an event, such
+as a condenser's or those of a delegate. If the totals restart because the recording was resumed, they are added.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NEGLIGIBLE_USD = 1e-9
 
 
 class Spending:
-    """The sums of a recording, and how much of them replies have."""
+    """The totals of a recording, and the part of them assigned to replies."""
 
     def __init__(self) -> None:
         self.is_known = False
@@ -28,7 +28,7 @@ class Spending:
         self._given = dict(self._before)
 
     def see(self, metrics: Any) -> None:
-        """Take in the sums that stand at an event."""
+        """Update the totals from an event."""
         if not isinstance(metrics, Mapping):
             return
         usage, calls = metrics.get("accumulated_token_usage"), metrics.get("token_usages")
@@ -48,10 +48,10 @@ class Spending:
             self._sums[name] = value
 
     def give(self, reply: dict[str, Any], *, is_own: bool = False) -> dict[str, Any]:
-        """Return a reply's fields with what it has cost: all that no earlier reply has.
+        """Return a reply's fields with its cost: everything not assigned to an earlier reply.
 
         Args:
-            is_own: the reply says itself what it has cost.
+            is_own: the reply itself has its cost.
         """
         usage = {name: count((reply.get("usage") or {}).get(name)) for name in TOKENS}
         cost = amount(reply.get("cost_usd"))
@@ -65,7 +65,7 @@ class Spending:
         return reply | {"usage": usage, "cost_usd": cost}
 
     def with_rest(self, reply: ModelReply) -> ModelReply:
-        """Return a reply with what no reply has, besides its own."""
+        """Return a reply with the unassigned costs added to its own."""
         if not self.has_rest():
             return reply
         more = {name: getattr(reply.usage, name) + tokens for name, tokens in self._open_tokens().items()}
@@ -73,7 +73,7 @@ class Spending:
         return reply.model_copy(update={"usage": reply.usage.model_copy(update=more), "cost_usd": cost})
 
     def has_rest(self) -> bool:
-        """Say whether there is something that no reply has."""
+        """Return whether there are unassigned costs."""
         return any(self._open(name) for name in self._sums)
 
     def _open(self, name: str) -> float:

@@ -1,8 +1,8 @@
 """A log as a trajectory of OpenHands V0, a JSON list of events (OpenHands 3.4).
 
-Holds: each event has exactly the fields that the original's reader takes, and ids from 0 without gaps; whatever names
-an event names it by its id there. What else a log knows stands under `EXTENSION`, so that an import of the trajectory
-gives the same conversation.
+Holds: each event has exactly the fields that the original's reader accepts, and ids from 0 without gaps; references use
+these ids. Further data of the log is under `EXTENSION`, so that an import of the trajectory gives the same
+conversation.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ Fields = dict[str, Any]
 
 
 def trajectory_of(events: Sequence[Event]) -> tuple[list[Fields], Counter[str]]:
-    """Return a log as a trajectory, and count by kind what a trajectory has no name for.
+    """Return a log as a trajectory, and the counts of events without an equivalent, by kind.
 
     Args:
         events: whole, from the first one on.
     """
     writing, without = _Writing(events), taken_back(events)
     for event in events:
-        if event.id in without:  # a trajectory is what the agent has been through
+        if event.id in without:  # a trajectory has only the agent's history
             writing.left_out[event.kind] += 1
         else:
             writing.take(event)
@@ -54,7 +54,7 @@ def trajectory_of(events: Sequence[Event]) -> tuple[list[Fields], Counter[str]]:
 
 
 class _Writing:
-    """A log on its way to a trajectory."""
+    """The state of converting a log into a trajectory."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         self.written: list[Fields] = []
@@ -67,7 +67,7 @@ class _Writing:
         """Of the events that are written, by their place in the trajectory."""
 
     def take(self, event: Event) -> None:
-        """Write the next event of the log, if a trajectory has a name for it."""
+        """Write the next event of the log, if it has a name in trajectories."""
         self._metrics.add(event)
         if isinstance(event, ModelReply):
             self.replies.append(event)
@@ -111,7 +111,7 @@ class _Writing:
         return {key: value for key, value in (head | body).items() if value is not None}
 
     def _fields_of(self, event: Event, family: str, name: str) -> tuple[Fields, Fields]:
-        """Return the fields that the original takes, and those that only we know."""
+        """Return the fields that the original accepts, and the further ones of ours."""
         wire = {key: value for key, value in event.wire().items() if key not in HEAD}
         defaults = {name: field.default for name, field in type(event).model_fields.items()}
         wire |= {field: self._id_of(wire[field]) for field in EARLIER_EVENTS if field in wire}
@@ -142,11 +142,11 @@ class _Writing:
         return place if place >= 0 and self._ids[place] == event_id else None
 
     def _place_of(self, event_id: int) -> int:
-        """Return the place of the last event that is written up to this one; -1 for none."""
+        """Return the place of the last written event up to this one; -1 for none."""
         return bisect_right(self._ids, event_id) - 1
 
     def _forgotten(self, event: CondensationAction) -> Fields:
-        """Return what is forgotten, by the ids there; a range covers what is written of it."""
+        """Return the forgotten events, by their ids there; a range covers the written ones."""
         start, end = event.forgotten_events_start_id, event.forgotten_events_end_id
         if start is None or end is None:
             places = (self._id_of(event_id) for event_id in event.forgotten_event_ids or ())
@@ -158,7 +158,7 @@ class _Writing:
 
 
 def _name_of(event: Event) -> tuple[str, str]:
-    """Return the family and the name of an event there; no name if there is none."""
+    """Return the family and the name of an event there; no name if it has none."""
     family = event.kind.partition(".")[0]
     names = names_of(event.kind)
     if event.kind == "observation.finish_verdict":
@@ -167,7 +167,7 @@ def _name_of(event: Event) -> tuple[str, str]:
 
 
 def _shown(event: Event) -> Fields:
-    """Return the fields of the event that stands for one OpenHands has no name for."""
+    """Return the fields of the substitute for an event that OpenHands has no name for."""
     wire = event.wire()
     name = event.kind.partition(".")[2]
     if isinstance(event, Observation):
@@ -188,7 +188,7 @@ def _shown(event: Event) -> Fields:
 
 
 def _sums(metrics: Metrics) -> Fields:
-    """Return the metrics that the original copies onto every action: without the single calls (OpenHands 4.7)."""
+    """Return the metrics that the original copies onto every action: without the lists of calls (OpenHands 4.7)."""
     return {
         "accumulated_cost": metrics.accumulated_cost,
         "max_budget_per_task": metrics.max_budget_per_task,
@@ -200,14 +200,14 @@ def _sums(metrics: Metrics) -> Fields:
 
 
 def _success_of(event: Event, name: str) -> bool | None:
-    """Return what the original says of commands and cells; None for all others, of which it says nothing."""
+    """Return the `success` field of commands and cells; None for all others, which have none in the original."""
     if isinstance(event, CmdOutputObservation):
         return event.exit_code == 0
     return True if name == "run_ipython" else None
 
 
 def _message_of(event: Event, name: str) -> str:
-    """Return the sentence for people; where the original says nothing, nothing."""
+    """Return the readable sentence of an event; empty where the original has none."""
     match event:
         case Observation() if name in ("delegate", "agent_state_changed", "loop_detection"):
             return ""

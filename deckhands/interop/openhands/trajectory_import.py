@@ -1,13 +1,12 @@
 """A trajectory of OpenHands V0, a JSON list of events, as a log (OpenHands 3.4).
 
-Names and fields of actions and observations are the same here; what differs is where a model's reply stands: there a
-copy in every event it led to, here once, as a separate event. A trajectory that Deckhands has written says more, under
-`EXTENSION`.
+Names and fields of actions and observations are the same here. A model's reply differs: there it is a copy in every
+event it led to, here a separate event. A trajectory that Deckhands has written has more data, under `EXTENSION`.
 
-Holds: what is read gets ids from 1 without gaps, replies before their actions, and references that point to the right
-earlier events or nowhere; an event that cannot be read costs that event; an action without a result gets one that says
-so, so nothing is run a second time because it was imported.
-Does not: judge what OpenHands decided: an imported log counts as taken over from elsewhere, as a fork does.
+Holds: events get ids from 1 without gaps, replies come before their actions, and references point to the right earlier
+events or nowhere. An unreadable event costs only that event. An action without a result gets a substitute, so that an
+import never runs it again.
+Does not: judge OpenHands' decisions: an imported log counts as inherited, like that of a fork.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ Fields = Mapping[str, Any]
 
 
 def read_trajectory(path: Path, conversation_id: str) -> tuple[list[Event], Findings]:
-    """Read a trajectory as the log of a conversation, and tell what could not be carried over.
+    """Read a trajectory as the log of a conversation, and return the findings.
 
     Raises:
         UsageError: the file cannot be read or is not a trajectory.
@@ -72,7 +71,7 @@ def read_trajectory(path: Path, conversation_id: str) -> tuple[list[Event], Find
 
 
 class _Reading:
-    """A trajectory on its way to a log."""
+    """The state of converting a trajectory into a log."""
 
     def __init__(self, conversation_id: str, findings: Findings, records: Sequence[tuple[int, Fields]]) -> None:
         self._conversation_id = conversation_id
@@ -117,7 +116,7 @@ class _Reading:
         return [created, *self._events]
 
     def _take(self, index: int, position: int, record: Fields) -> None:
-        """Take in a recorded event; one that cannot be read leaves at most its reply, or that its action has ended."""
+        """Add a recorded event; of an unreadable one, at most its reply or the end of its action is kept."""
         family, name = record_name(record)
         own_id = record.get("id")
         key: Hashable = own_id if type(own_id) is int else ("position", position)
@@ -137,7 +136,7 @@ class _Reading:
         self._numbers.add(key, made, meant=event.id if event else None, is_shown=is_shown)
 
     def _event_of(self, index: int, record: Fields, family: str, name: str) -> Event:
-        """Return the event of a record; its replies, and what else has to stand before it, are appended."""
+        """Return the event of a record, after appending its replies and other events that must come before it."""
         if not name:
             raise ValueError("it is neither an action nor an observation")
         extension = object_in(record.get(EXTENSION))
@@ -153,7 +152,7 @@ class _Reading:
         if isinstance(metadata, dict):
             wire["tool_call_metadata"] = self._call_of(metadata, extension)
         elif family == "action" and record.get("source") == "agent" and self._is_step(record, name):
-            event_from_wire(wire, self._next_id)  # without its action, the reply would have said nothing
+            event_from_wire(wire, self._next_id)  # without its action, the reply would be empty
             self._add_spoken_reply(kind, own)
         cause = self._cause_of(index, record, kind)
         if cause is not None:
@@ -197,7 +196,7 @@ class _Reading:
     # References
 
     def _refer(self, own: dict[str, Any], kind: str) -> None:
-        """Let what a record names mean the events of the log."""
+        """Map the references in a record to events of the log."""
         for name in EARLIER_EVENTS:
             if name in own:
                 found = self._numbers.meant(own.pop(name))
@@ -252,7 +251,10 @@ class _Reading:
         return own_id if type(own_id) is int else ("position", position)
 
     def _link_copy(self, wire: dict[str, Any]) -> None:
-        """Say which waiting action a confirmed or rejected copy replaces: OpenHands writes the same call again."""
+        """Link a confirmed or rejected copy to the waiting action that it replaces.
+
+        OpenHands writes the same call again.
+        """
         call_id = (wire.get("tool_call_metadata") or {}).get("tool_call_id", "")
         state = wire.get("confirmation_state")
         if state == ConfirmationStatus.AWAITING_CONFIRMATION:
@@ -265,7 +267,7 @@ class _Reading:
     # Replies
 
     def _add_replies(self, extension: Fields, record: Fields) -> None:
-        """Append the replies that a record of ours carries, as they stood in the log that it was written from."""
+        """Append the replies in a record of ours, as they were in the original log."""
         replies = extension.get("replies")
         for given in replies if isinstance(replies, list) else ():
             metadata = object_in(record.get("tool_call_metadata"))
@@ -278,13 +280,13 @@ class _Reading:
             self._add_reply(("own", given["id"]), fields, seen_id=max(seen_id, 1), is_own=True)
 
     def _call_of(self, metadata: Fields, extension: Fields) -> dict[str, Any]:
-        """Return which call an event belongs to, its reply written first if this is the first event of it."""
+        """Return the call that an event belongs to; append its reply if this is its first event."""
         own_id = extension.get("reply_id")
         key: Hashable = ("own", own_id) if type(own_id) is int else None
         if key not in self._replies:
             fields = reply_fields(metadata.get("model_response"), metadata)
             calls = tuple(call["id"] for call in fields["tool_calls"])
-            # One id alone is not enough: some servers give the same to every response.
+            # The id alone is not enough: some servers give the same id to every response.
             key = (fields["response_id"], fields["content"], calls)
             if key not in self._replies:
                 self._add_reply(key, fields, seen_id=self._next_id - 1)
@@ -296,13 +298,13 @@ class _Reading:
         }
 
     def _is_step(self, record: Fields, name: str) -> bool:
-        """Say whether a reply led to an action of the agent that belongs to no call."""
+        """Return whether a reply led to an action of the agent that belongs to no call."""
         if self._shape.is_ours or name == "system":
             return False
         return name == "message" or ("llm_metrics" in record and self._spending.has_rest())
 
     def _add_spoken_reply(self, kind: str, own: Fields) -> None:
-        """Append the reply that led to an event without a call: a message, or an action that was written as text."""
+        """Append the reply of an event without a call: a message, or an action that was written as text."""
         named = {"action.condensation": ("summary", "condenser"), "action.message": ("content", "agent")}
         name, service = named.get(kind, ("thought", "agent"))
         text = own.get(name)
@@ -314,7 +316,7 @@ class _Reading:
         self._replies[key] = self._add("model.reply", **{"source": "agent", "seen_id": seen_id, **given})
 
     def _settle_costs(self) -> None:
-        """Let the last reply have what no other has, so that the sums are those of the recording."""
+        """Add the remaining costs to the last reply, so that the sums match the recording."""
         places = (n for n in reversed(range(len(self._events))) if isinstance(self._events[n], ModelReply))
         place = next(places, None)
         if place is not None:
@@ -322,10 +324,10 @@ class _Reading:
             assert isinstance(reply, ModelReply)
             self._events[place] = self._spending.with_rest(reply)
 
-    # What a recording lacks
+    # Missing parts of a recording
 
     def _recall_missing(self, record: Fields, family: str, name: str) -> None:
-        """Append the recall of a message before the agent acts on it: the first versions had none."""
+        """Append the recall of a message before the agent acts on it; the first versions did not record it."""
         if self._shape.has_recalls or self._unrecalled is None or family != "action":
             return
         if record.get("source") != "agent" or name in ("system", "condensation", "condensation_request"):
@@ -337,13 +339,13 @@ class _Reading:
         self._add("observation.null", cause=recall)
 
     def _replace_result(self, record: Fields, family: str) -> None:
-        """Put a result that says so in place of one that cannot be read."""
+        """Substitute a result that cannot be read."""
         cause = self._numbers.meant(record.get("cause")) if family == "observation" else None
         if cause is not None and is_carried_out(self._events[cause - 2]):
             self._add_missing_result(self._events[cause - 2])
 
     def _settle_rest(self) -> None:
-        """Append that the actions that are left have no result, but for those that a person is still asked about."""
+        """Append substitutes for the results of the remaining actions, except those that await confirmation."""
         changes = (event for event in reversed(self._events) if event.kind == "observation.agent_state_changed")
         is_asked = getattr(next(changes, None), "agent_state", "") == "awaiting_user_confirmation"
         asked = set(self._waiting.values()) if is_asked else set()

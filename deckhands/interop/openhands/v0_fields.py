@@ -1,7 +1,7 @@
-"""The fields of a V0 event as the kinds here have them, whichever version of OpenHands wrote it (OpenHands 3.4).
+"""Convert the fields of a V0 event to ours, whichever version of OpenHands wrote it (OpenHands 3.4).
 
-Holds: what older versions called otherwise or wrote elsewhere is found (`translated_ipython_code`, `exit_code`,
-`is_confirmed`, …); a value that OpenHands takes and we do not is brought into our form where its meaning is clear.
+Holds: fields with other names or places in older versions are found (`translated_ipython_code`, `exit_code`,
+`is_confirmed`, …); a value that OpenHands accepts and we do not is converted if its meaning is clear.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TASK_STATES = {
     "completed": "done",
     "finished": "done",
 }
-"""States of a task as models write them; any other is still to do."""
+"""States of a task as models write them; any other counts as `todo`."""
 
 
 def action_fields(record: Fields) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def observation_fields(record: Fields) -> dict[str, Any]:
 
 
 def task_items(items: Any) -> list[dict[str, str]]:
-    """Return the items of a task list, whatever types the model gave their fields; what is not an object is no item."""
+    """Return the items of a task list, with fields of any type; items that are not objects are dropped."""
     found = enumerate((item for item in items if isinstance(item, dict)) if isinstance(items, list) else (), 1)
     return [
         {
@@ -78,7 +78,7 @@ def task_items(items: Any) -> list[dict[str, str]]:
 
 
 def utc_text(text: Any) -> str | None:
-    """Return a time of OpenHands', which may name no zone, with its zone, UTC; None for what is no time."""
+    """Return a time of OpenHands with its zone, by default UTC; None for an invalid time."""
     try:
         moment = datetime.fromisoformat(text)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
@@ -113,4 +113,6 @@ def _number(value: Any) -> int | None:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else "" if value is None else str(value)
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else str(value)

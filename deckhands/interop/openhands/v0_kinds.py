@@ -1,7 +1,7 @@
-"""The events of OpenHands V0 by name, each with the fields that its reader takes (OpenHands 3.2, 3.3).
+"""The events of OpenHands V0 by name, each with the fields that its reader accepts (OpenHands 3.2, 3.3).
 
-Holds: the original builds an event from exactly these fields and refuses the whole trajectory for one that it does not
-know. What else we know of an event stands beside them, under `EXTENSION`, which it passes over.
+Holds: the original builds an event from exactly these fields and refuses the whole trajectory for an unknown one.
+Further fields of ours are under `EXTENSION`, which it ignores.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from broker.contract import Event
 
 EXTENSION = "deckhands"
-"""Key at the top of a recorded event: what Deckhands knows of it and OpenHands has no name for."""
+"""A key at the top of a recorded event for the data of Deckhands that OpenHands has no name for."""
 
 _RISKY = "thought security_risk"
 _ASKED = f"{_RISKY} confirmation_state"
@@ -85,14 +85,14 @@ STAND_INS = {
     "observation.plan_accepted": ("success",),
     "observation.search_code": ("run_ipython",),
 }
-"""Names under which kinds are written that OpenHands has no name for; see `names_of`."""
+"""Names that replace kinds that OpenHands has no name for; see `names_of`."""
 OTHER_TOOLS = {"action": "call_tool_mcp", "observation": "mcp"}
 
 
 def names_of(kind: str) -> tuple[str, ...]:
-    """Return the names under which a kind may stand in a trajectory; none for what does not stand in one.
+    """Return the names of a kind in a trajectory; none if it does not occur there.
 
-    Whatever else the model sees of ours is written as a call of another tool, so that no kind has to be listed here.
+    Other events of ours that the model sees are written as calls of another tool, so no other kind needs an entry here.
     """
     family, _, name = kind.partition(".")
     if family not in FAMILIES or kind not in Event.KINDS:
@@ -104,9 +104,9 @@ def names_of(kind: str) -> tuple[str, ...]:
 
 
 HEAD = frozenset({"kind", "id", "timestamp", "source", "cause", "tool_call_metadata", "blobs"})
-"""Fields of every event, which no recorded event may set by itself."""
+"""Fields of every event, which a recorded event may not set itself."""
 
 EARLIER_EVENTS = ("replaces", "action_id", "delegate_id", "finish_id")
-"""Fields that name an earlier event, or none."""
+"""Fields that refer to an earlier event, or to none."""
 PLACES = ("last_id", "known_id")
-"""Fields that name a place in the log, which may be past its end."""
+"""Fields that refer to a place in the log, which may be past its end."""

@@ -1,7 +1,7 @@
-"""What a whole V0 trajectory tells of its events: which of them are a delegate's, and which actions have results.
+"""The structure of a whole V0 trajectory: the events of delegates, and the actions with results.
 
-OpenHands writes the events of a delegate into its parent's stream, between the action that asked for it and the
-observation of its result (OpenHands 5), and leaves them out of the parent's history again.
+OpenHands writes the events of a delegate into its parent's stream, between the delegating action and the observation of
+its result (OpenHands 5), and leaves them out of the parent's history again.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ DELEGATED_TASK = "TASK: "
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """See above; all are places in the sequence of records.
+    """The structure, as positions in the sequence of records.
 
     Attributes:
         is_ours: Deckhands has written it.
         of_delegates: events of delegates.
-        delegate_of: the action that asked for it, by the observation of a delegate's result.
+        delegate_of: the delegating action, by the observation of a delegate's result.
         answered: actions that some observation answers.
         has_recalls: whether recalls are recorded at all.
     """
@@ -43,7 +43,7 @@ class Shape:
 
     @classmethod
     def of(cls, records: Sequence[Fields]) -> Shape:
-        """Look through a trajectory."""
+        """Analyze a trajectory."""
         is_ours = any(EXTENSION in record for record in records)
         levels = [0] * (len(records) + 1)
         results: dict[int, int] = {}
@@ -71,7 +71,7 @@ class Shape:
 
 
 def record_name(record: Fields) -> tuple[str, str]:
-    """Return the family and the name of a recorded event; no name where it has none."""
+    """Return the family and the name of a recorded event; no name if it has none."""
     for family in ("action", "observation"):
         if family in record:
             return family, record[family] if isinstance(record[family], str) else ""
@@ -79,13 +79,13 @@ def record_name(record: Fields) -> tuple[str, str]:
 
 
 def has_no_place(record: Fields, family: str, name: str) -> bool:
-    """Say whether OpenHands does not show an event to a model."""
+    """Return whether OpenHands never shows an event to a model."""
     own = record.get("args" if family == "action" else "extras")
     return name in WITHOUT_PLACE.get(family, ()) or (isinstance(own, dict) and own.get("hidden") is True)
 
 
 def _begins_delegate(record: Fields) -> bool:
-    """Say whether an event is the first of a delegate: its system message, or in the first versions its task."""
+    """Return whether an event is the first of a delegate: its system message, or in the first versions its task."""
     args = record.get("args")
     text = args.get("content") if isinstance(args, dict) else None
     is_task = record.get("action") == "message" and isinstance(text, str) and text.startswith(DELEGATED_TASK)

@@ -1,4 +1,4 @@
-"""Problems of a running cluster and how to solve them: settings, functions, workers, queues, logs, orphans.
+"""Diagnosis of a running cluster: settings, functions, workers, queues, logs and orphans, with remedies.
 
 Start with: examination.
 """

@@ -1,4 +1,4 @@
-"""What this machine can do for workspaces, as `tool_worker` reports it from a separate process; and what is set up."""
+"""Checks of this machine's support for workspaces, by a separate `tool_worker` process; and of the settings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LIMIT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was checked: its name, whether it is good or has to be, a line of detail, and what to do."""
+    """The result of one check: its name, whether it passed or must pass, a line of detail, and a remedy."""
 
     name: str
     is_good: bool
@@ -56,9 +56,9 @@ def examine_machine(environment: Mapping[str, str]) -> list[Finding]:
 
 
 async def examine_store(url: str) -> list[Finding]:
-    """Look whether a store serves, and at what its workers could not: dead letters of conversations and of entries.
+    """Check whether a store serves, and report its dead letters of conversations and of entries.
 
-    Writes nothing, and leaves a store that was never used as it is.
+    Writes nothing, and does not set up a store that was never used.
     """
     verdict = await check(STORE_ROLE, url)
     found = [Finding("store", is_good=verdict.exit_status == HEALTHY, is_needed=True, detail=verdict.reason)]
@@ -107,7 +107,7 @@ async def _dead_letters(connection: Connection) -> list[Finding]:
 
 
 async def _failing_tools(connection: Connection, url: str) -> list[Finding]:
-    """Return what running tool workers report that they cannot do, from a store that is in use."""
+    """Return the tools that running tool workers report as failing, from a store that is in use."""
     if not await connection.call("EXISTS", TOOLS_FAILED):
         return []
     store = await open_store(url, deploys=False)
@@ -120,7 +120,7 @@ async def _failing_tools(connection: Connection, url: str) -> list[Finding]:
 
 
 def examine_retention(environment: Mapping[str, str]) -> list[Finding]:
-    """Look at the retention rules and the archive that this environment names. Nothing, if it names neither.
+    """Check the retention rules and the archive of this environment. Returns nothing if neither is set.
 
     Blocks, for as long as the archive's place takes.
     """
@@ -142,7 +142,7 @@ def examine_retention(environment: Mapping[str, str]) -> list[Finding]:
 
 
 def reason_unconfined(environment: Mapping[str, str]) -> str | None:
-    """Return why no sandbox that is asked for works here; None: one does, or `none` is asked for. Blocks."""
+    """Return why no requested sandbox works here; None: one does, or `none` is requested. Blocks."""
     demanded = BrokerSettings.from_env(environment).sandbox
     if demanded == "none":
         return None

@@ -15,8 +15,8 @@ from deckhands.operations.diagnosis.worker_findings import queue_findings, worke
 async def examine_cluster(url: str, *, sample: int | None) -> list[Finding]:
     """Examine the cluster behind a store. Returns nothing if the store does not answer or was never used.
 
-    Writes nothing and calls no function of the store: a store user that may read is enough. The findings name what that
-    user may not read.
+    Writes nothing and calls no function of the store, so a store user with read access is enough. The findings include
+    the checks that this user may not perform.
 
     Args:
         sample: how many logs to check; None: all, 0: none.
@@ -41,7 +41,7 @@ async def examine_cluster(url: str, *, sample: int | None) -> list[Finding]:
         async def logs() -> list[Finding]:
             nonlocal seen
             seen = await read_logs(store, sample=sample, workers=there)
-            if seen.ownerless:  # or a worker has come meanwhile
+            if seen.ownerless:  # or a worker has started meanwhile
                 later = {worker.worker_id for worker in await workers_of(store)}
                 seen.ownerless = await still_ownerless(store, seen.ownerless, later)
             return judged_logs(seen)

@@ -1,4 +1,4 @@
-"""Whether all logs, or a sample, keep the invariants; and which parts of the store have no owner.
+"""Check the invariants of all logs or of a sample, and find parts of the store without an owner.
 
 Holds: a log that grows while it is read is judged only by invariants that do not depend on its end.
 """
@@ -29,10 +29,10 @@ class Logs:
     """The findings about logs.
 
     Attributes:
-        looked_at: how many were read.
-        of: how many there are.
+        looked_at: the number of logs read.
+        of: the number of all logs.
         broken: the violations, and the conversations that have them.
-        unsettled: how many conversations may need a worker.
+        unsettled: the number of conversations that may need a worker.
         ownerless: conversations whose owner is not a known worker.
         half_deleted: conversations whose deletion was interrupted.
     """
@@ -49,8 +49,8 @@ async def read_logs(store: Store, *, sample: int | None, workers: Collection[str
     """Examine all conversations, and the logs of a sample.
 
     Args:
-        sample: how many logs, spread over the index and the newest among them; None: all.
-        workers: the known ones.
+        sample: the number of logs, spread over the index and including the newest; None: all.
+        workers: the known workers.
     """
     seen = Logs(of=await Conversations(store).count())
     step = 1 if sample is None else max(1, -(-seen.of // max(sample, 1)))
@@ -96,7 +96,7 @@ async def _marks(store: Store, conversation_id: str) -> tuple[bool, bool]:
 
 
 async def checked(store: Store, conversation_id: str) -> list[Violation]:
-    """Check one log for the invariants of the fault tests."""
+    """Check the invariants of one log, the same as in the fault tests."""
     log = EventLog(store)
     try:
         before = await log.last_id(conversation_id)
@@ -104,7 +104,7 @@ async def checked(store: Store, conversation_id: str) -> list[Violation]:
         is_still = await log.last_id(conversation_id) == before
     except CorruptEntry as error:
         return [Violation("I2", 0, error.message)]
-    except (UnknownConversation, EventsLost):  # it has left meanwhile
+    except (UnknownConversation, EventsLost):  # it has left the store meanwhile
         return []
     is_over = is_still and status_of(events).is_settled
     return violations(
@@ -116,16 +116,14 @@ async def checked(store: Store, conversation_id: str) -> list[Violation]:
 
 
 def judged_logs(seen: Logs) -> list[Finding]:
-    """Turn the findings about logs into a report."""
+    """Convert the findings about logs into a report."""
     findings = []
     if seen.broken:
         names = dict.fromkeys(name for name, _ in seen.broken)
         kinds = Counter(one.invariant for _, one in seen.broken)
         told = "; ".join(f"{name}: {one.invariant} {one.text}" for name, one in seen.broken[:SHOWN])
         counts = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
-        detail = (
-            f"{counted(len(names), 'log')} of {seen.looked_at} break what must hold ({counts}): {ascii(told)[1:-1]}"
-        )
+        detail = f"{counted(len(names), 'log')} of {seen.looked_at} violate invariants ({counts}): {ascii(told)[1:-1]}"
         findings.append(broken(INVARIANTS, detail, RESTORE))
     elif seen.looked_at or not seen.of:
         findings.append(good(INVARIANTS, f"{seen.looked_at:,} of {counted(seen.of, 'log')} checked"))
@@ -142,7 +140,7 @@ def judged_logs(seen: Logs) -> list[Finding]:
 
 
 async def orphaned_keys(store: Store) -> list[Finding]:
-    """Look for keys of conversations that do not exist. Needs the right to scan, which workers do not have."""
+    """Find keys of conversations that do not exist. Needs the right to scan, which workers do not have."""
     cursor: bytes = b"0"
     scanned, orphans = 0, set[str]()
     while scanned < MOST_SCANNED:
@@ -152,14 +150,14 @@ async def orphaned_keys(store: Store) -> list[Finding]:
         except StoreMisconfigured as error:
             if "NOPERM" not in error.message:
                 raise
-            remedy = "The jobs' or the admin's store user may; the job `orphans` looks every hour."
-            return [found(ORPHANS, "this store user may not look for keys that nothing names", remedy)]
+            remedy = "The jobs' or the admin's store user may; the job `orphans` searches every hour."
+            return [found(ORPHANS, "this store user may not search for orphaned keys", remedy)]
         scanned += len(keys)
         orphans |= await _nameless(store, keys)
         if cursor == b"0":
             break
     if orphans:
-        detail = f"keys of {counted(len(orphans), 'conversation')} that are not there: {_named(sorted(orphans))}"
+        detail = f"keys of {counted(len(orphans), 'conversation')} that do not exist: {_named(sorted(orphans))}"
         return [found(ORPHANS, detail, "The job `orphans` removes them: run `deckhands jobs` and `deckhands beat`.")]
     return [good(ORPHANS, f"none in {counted(scanned, 'key')}")]
 

@@ -1,6 +1,6 @@
-"""Reading a store without changing it: connections that load no functions, and checks that lack a right.
+"""Read a store without changing it: connections that load no functions, and checks that tolerate a missing right.
 
-Holds: only commands that read. What a store user may not read becomes a finding and hides no other finding.
+Holds: only commands that read. A missing right of the store user becomes a finding and hides no other finding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from deckhands.operations.diagnosis.diagnostics import Finding
 PATIENCE_SECONDS = 5.0
 MOST_SHARDS = 4_096
 REMEDY = "Name a store user with more rights in DECKHANDS_URL, such as that of a worker or the admin."
-OVERWRITTEN = "If a key is of another type, somebody has overwritten it: docs/deployment.md, What cannot be read."
+OVERWRITTEN = "If a key has another type, it was overwritten: docs/deployment.md, What cannot be read."
 
 
 async def store_of(connection: Connection) -> Store | None:
@@ -34,19 +34,19 @@ async def store_of(connection: Connection) -> Store | None:
 
 
 async def examined(name: str, check: Callable[[], Awaitable[list[Finding]]]) -> list[Finding]:
-    """Return the findings of a check, or that it could not read what it needs."""
+    """Return the findings of a check, or a finding that it lacks a right."""
     try:
         return await check()
     except StoreMisconfigured as error:
         if "NOPERM" not in error.message:
             raise
-        return [Finding(name, False, False, "this store user may not look at it", REMEDY)]
+        return [Finding(name, False, False, "this store user may not read it", REMEDY)]
     except DeckhandsError as error:
         return [Finding(name, False, True, f"cannot be examined: {error.message}", error.remedy or OVERWRITTEN)]
 
 
 def good(name: str, detail: str) -> Finding:
-    """Return a finding that nothing is wrong."""
+    """Return a finding of a passed check."""
     return Finding(name, is_good=True, is_needed=False, detail=detail)
 
 

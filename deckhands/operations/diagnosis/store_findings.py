@@ -1,4 +1,4 @@
-"""Whether a store has the right settings, who can connect to it, and which functions it has."""
+"""Check the settings of a store, its access rights, and its functions."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ DEPLOY = "Run `deckhands setup` of the newer version with a store user that may 
 
 
 def settings_findings(facts: Mapping[str, str]) -> list[Finding]:
-    """Judge a server by its answer to INFO."""
+    """Check a server's settings in its answer to INFO."""
     findings = []
     policy = facts.get("maxmemory_policy", "")
     if policy not in ("", "noeviction"):
-        text = f"maxmemory-policy is {policy}: when the memory is full, the server throws conversations away"
+        text = f"maxmemory-policy is {policy}: when the memory is full, the server evicts conversations"
         findings.append(broken(SETTINGS, text, "Set `maxmemory-policy noeviction` on it."))
     used, limit = number(facts.get("used_memory")), number(facts.get("maxmemory"))
     if limit and used >= FULL_SHARE * limit:
@@ -50,7 +50,7 @@ def settings_findings(facts: Mapping[str, str]) -> list[Finding]:
             findings.append(broken(SETTINGS, f"the last write of {what} failed ({name})", "Check the server's disk."))
     if facts.get("role", "master") not in ("master", "primary"):
         findings.append(
-            broken(SETTINGS, "it is a replica, which takes no writes", "Name its primary in DECKHANDS_URL.")
+            broken(SETTINGS, "it is a replica, which accepts no writes", "Name its primary in DECKHANDS_URL.")
         )
     return findings or [good(SETTINGS, f"maxmemory-policy {policy or 'unknown'}, {used / 2**20:,.0f} MiB used")]
 
@@ -83,7 +83,7 @@ async def functions_findings(connection: Connection) -> list[Finding]:
     there, own = FunctionsVersion.parse(stamp), own_version()
     versions = f"the store has version {there}; this build has {own}"
     if not there.order:
-        findings.append(broken(FUNCTIONS, f"the store does not say which version it has; this build has {own}", DEPLOY))
+        findings.append(broken(FUNCTIONS, f"the store does not report its version; this build has {own}", DEPLOY))
     elif there.code != own.code:
         serves = "which they serve" if there.serves(own) else "which they do not serve"
         remedy = DEPLOY if there.order < own.order else "Upgrade Deckhands on this machine, and workers that are older."

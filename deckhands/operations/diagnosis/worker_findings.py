@@ -1,4 +1,4 @@
-"""Whether the workers of a cluster are alive, have the same version, are on time, and keep up with their queues."""
+"""Check the workers of a cluster: heartbeats, versions, delays, and the waits in their queues."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class SeenWorker:
-    """A worker, as it describes itself.
+    """A worker's report about itself.
 
     Attributes:
-        left_seconds: how long its heartbeat still holds; negative: how long ago it lapsed.
+        left_seconds: time until its heartbeat expires; negative: time since it expired.
         clock_seconds: how far its clock is ahead of the server's, less the age of its report; None: not reported.
     """
 
@@ -77,7 +77,7 @@ def _seen(name: str, left: float, about: Mapping[str, object], wall_ms: float, r
 
 
 def worker_findings(workers: Sequence[SeenWorker], *, unsettled: int) -> list[Finding]:
-    """Judge the workers.
+    """Check the workers.
 
     Args:
         unsettled: how many conversations may need a worker.
@@ -107,8 +107,8 @@ def _presence(workers: Sequence[SeenWorker], alive: Sequence[SeenWorker], unsett
         findings.append(
             found(
                 WORKERS,
-                f"{counted(len(lapsed), 'worker')} not heard of: {_named(worker.worker_id for worker in lapsed)}",
-                "Others take over what they had within seconds. Their logs, and the kernel's, say why they ended.",
+                f"{counted(len(lapsed), 'worker')} without heartbeat: {_named(worker.worker_id for worker in lapsed)}",
+                "Other workers take over their work within seconds. See their logs, and the kernel's, for the cause.",
             )
         )
     told = ", ".join(f"{number} {role or 'unknown'}" for role, number in sorted(counts.items()))
@@ -136,7 +136,7 @@ def _clocks(alive: Sequence[SeenWorker]) -> list[Finding]:
     wrong = [one for one in alive if one.clock_seconds is not None and abs(one.clock_seconds) > CLOCK_SECONDS]
     if not wrong:
         said = [abs(one.clock_seconds) for one in alive if one.clock_seconds is not None]
-        return [good(CLOCKS, f"within {max(said):.1f} s of the server's, as they say every 1.5 s")] if said else []
+        return [good(CLOCKS, f"within {max(said):.1f} s of the server's, as reported every 1.5 s")] if said else []
     told = _named(f"{one.worker_id} ({one.clock_seconds:+.0f} s)" for one in wrong)
     detail = f"clocks differ from the server's: {told}"
     return [found(CLOCKS, detail, "Synchronise the clocks (NTP). Keys, certificates and times in logs depend on them.")]
@@ -152,13 +152,13 @@ def _lag(alive: Sequence[SeenWorker]) -> list[Finding]:
 
 
 async def queue_findings(store: Store, workers: Sequence[SeenWorker]) -> list[Finding]:
-    """Look for queues with long waits."""
+    """Find queues with long waits."""
     routes = frozenset(route for worker in workers for route in worker.routes)
     return judged_queues(await depths(store, routes, sees_inbox=False))
 
 
 def judged_queues(queues: Mapping[str, Depth]) -> list[Finding]:
-    """Judge queues by the wait of their first entry."""
+    """Check queues by the wait of their first entry."""
     late = {name: depth for name, depth in queues.items() if depth.oldest_seconds > QUEUE_SECONDS}
     findings = []
     for name, depth in sorted(late.items()):

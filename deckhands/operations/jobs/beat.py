@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Send what is due, until asked to stop."""
+    """Send due jobs until the process is asked to stop."""
     seclude()
     begin_logging("beat", is_json=logs_json())
     try:

@@ -1,9 +1,9 @@
-"""The job `checkpoints`: removes the checkpoints of conversations that are neither in the store nor in the archive.
+"""The `checkpoints` job: removes the checkpoints of conversations that are neither in the store nor in the archive.
 
-What is removed and how is the matter of `tool_worker.workspace.checkpoints.removal`, which runs as a separate process.
+`tool_worker.workspace.checkpoints.removal` selects and removes them; it runs as a separate process.
 
-Holds: a checkpoint stays as long as its conversation is in the store or in the archive, and as long as a fork of it is
-in the store. An archive or a store that does not answer keeps everything.
+Holds: a checkpoint is kept while its conversation is in the store or in the archive, and while a fork of it is in the
+store. If the archive or the store does not answer, everything is kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CheckpointsNotRemoved(DeckhandsError):
 
 
 async def remove_checkpoints(services: JobServices) -> dict[str, int]:
-    """Remove what nobody needs. Returns how many conversations were forgotten, and how many pieces dropped."""
+    """Remove unused checkpoints. Returns how many conversations were forgotten, and how many pieces were dropped."""
     url = services.settings.checkpoints
     if not url:
         return {"forgotten": 0, "dropped": 0}
@@ -50,7 +50,7 @@ async def _is_known(services: JobServices, conversation_id: str) -> bool:
 
 
 async def _origins(store: Store) -> set[str]:
-    """Return the conversations that forks in the store were made of: each may still begin with a checkpoint of it."""
+    """Return the origins of forks in the store: a fork may still start from a checkpoint of its origin."""
     found: set[str] = set()
     async for page in Selected(store, Selection()).pages():
         commands = [("XRANGE", store.keys(row.conversation_id).events, "1-0", "1-0") for row in page]

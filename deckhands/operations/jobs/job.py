@@ -1,4 +1,4 @@
-"""What a job is: an async function that a Celery task runs, with how often, how long and how many times."""
+"""The definition of a job: an async function for a Celery task, with its period, time limit and retries."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ RENEWAL_SECONDS = 4.0
 PLACES = 64
 PLACES_OF_TENANT = 16
 LONGEST_WAIT_SECONDS = 30.0
-"""For a place: what has none by then is sent again later, and those that wait are not too many."""
+"""How long to wait for a slot. A job without one is sent again later, so that few of them wait."""
 LONGEST_LIMIT_SECONDS = 1_500.0
-"""Shorter than the time after which the broker delivers a message again."""
+"""Shorter than the time after which the broker redelivers a message."""
 
 
 class TenantPlaces:
-    """Places of which each tenant has some at most, so that none keeps another one waiting for long."""
+    """Slots with a maximum per tenant, so that no tenant keeps another waiting for long."""
 
     def __init__(self) -> None:
         self._all = asyncio.Semaphore(PLACES)
@@ -32,10 +32,10 @@ class TenantPlaces:
 
     @asynccontextmanager
     async def one(self, tenant: str) -> AsyncIterator[None]:
-        """Hold a place, once there is one.
+        """Hold a slot, waiting until one is free.
 
         Raises:
-            TimeoutError: there was none for `LONGEST_WAIT_SECONDS`.
+            TimeoutError: no slot was free within `LONGEST_WAIT_SECONDS`.
         """
         own = self._of.setdefault(tenant, asyncio.Semaphore(PLACES_OF_TENANT))
         async with asyncio.timeout(LONGEST_WAIT_SECONDS) as limit, own, self._all:
@@ -45,11 +45,11 @@ class TenantPlaces:
 
 @dataclass(frozen=True, slots=True)
 class JobServices:
-    """What every job is given.
+    """The services available to every job.
 
     Attributes:
-        send: sends another job; None: there is nobody to send it to.
-        places: for what waits for others outside of the cluster, a few for each tenant.
+        send: sends another job; None: this worker cannot send jobs.
+        places: slots for calls to systems outside the cluster, a few for each tenant.
     """
 
     store: Store
@@ -73,14 +73,14 @@ class Job:
 
     Attributes:
         name: its Celery task is `deckhands.jobs.<name>`.
-        run: does it. Idempotent: after a death it is done again, and two may overlap for a moment.
-        every_seconds: how often a beat sends it, without arguments; None: only when somebody asks for it.
-        limit_seconds: how long it may take.
-        retries: how often it is tried again after an error that may pass.
-        has_result: whether Celery keeps what it returns.
-        is_alone: whether a second one returns at once while one is at work.
-        is_awaited: whether its task, and a slot of the worker, lasts as long as it does. One that is not has no result
-            and is not tried again: what it leaves is found by those who send it.
+        run: the function. Idempotent: it runs again after a crash, and two runs may overlap for a moment.
+        every_seconds: the period at which a beat sends it, without arguments; None: it is sent only on request.
+        limit_seconds: the time limit of a run.
+        retries: how often it is retried after a transient error.
+        has_result: whether Celery keeps its result.
+        is_alone: whether a second run returns at once while one is in progress.
+        is_awaited: whether its task occupies a slot of the worker until it ends. If not, it has no result and is not
+            retried: its senders find unfinished work.
     """
 
     name: str
@@ -95,15 +95,15 @@ class Job:
 
 @asynccontextmanager
 async def alone(store: Store, name: str) -> AsyncIterator[bool]:
-    """Say whether no other job of this name is at work; hold its place meanwhile.
+    """Return whether no other job of this name is running; hold its lock meanwhile.
 
-    What is at stake is doubled work, not correctness: the place of a worker that stands still lapses.
+    The lock of a stalled worker expires. This costs duplicated work, never correctness.
     """
     token = new_key()
     if await _hold(store, name, "take", token) != "held":
         yield False
         return
-    renewing = asyncio.create_task(_renew(store, name, token), name=f"renew the place of {name}")
+    renewing = asyncio.create_task(_renew(store, name, token), name=f"renew the lock of {name}")
     try:
         yield True
     finally:
@@ -112,7 +112,7 @@ async def alone(store: Store, name: str) -> AsyncIterator[bool]:
 
 
 async def _renew(store: Store, name: str, token: str) -> None:
-    """Keep the place until it has lapsed and is another one's."""
+    """Renew the lock until it has expired and another worker holds it."""
     while True:
         await asyncio.sleep(RENEWAL_SECONDS)
         if await _hold(store, name, "keep", token) != "held":

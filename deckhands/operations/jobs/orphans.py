@@ -1,10 +1,10 @@
-"""The job `orphans`: removes keys of conversations that are not there, and completes deletions that were interrupted.
+"""The `orphans` job: removes keys of conversations that do not exist, and completes interrupted deletions.
 
-Such keys are left by a process that died between two writes, such as a large text whose event was never appended.
+A process that dies between two writes leaves such keys, for example a large text whose event was never appended.
 
-Holds: a key is removed only if its conversation has no meta hash and nobody has touched the key for an hour; what a
-conversation is about to name, because its beginning is under way, is younger.
-Does not: look at keys outside of conversations.
+Holds: a key is removed only if its conversation has no meta hash and the key was not touched for an hour. Keys of a
+conversation that is being created are younger.
+Does not: touch keys outside of conversations.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _log = logging.getLogger(__name__)
 
 
 async def remove_orphans(services: JobServices) -> dict[str, int]:
-    """Remove what nothing names. Returns how many keys were removed, and how many deletions completed."""
+    """Remove orphaned keys. Returns how many keys were removed, and how many deletions were completed."""
     return await removed_from(services.store, UNTOUCHED_SECONDS)
 
 
 async def removed_from(store: Store, untouched_seconds: int) -> dict[str, int]:
-    """Remove what nothing names and nobody has touched for so long; see `remove_orphans`."""
+    """Remove orphaned keys that are old enough; see `remove_orphans`."""
     removed = completed = 0
     tracks_idle = True
     cursor: bytes = b"0"
@@ -52,7 +52,7 @@ async def removed_from(store: Store, untouched_seconds: int) -> dict[str, int]:
                     if LFU not in error.message:
                         raise
                     tracks_idle = False
-                    _log.warning("Keys that nothing names stay in the store. %s %s", error.message, LFU_REMEDY)
+                    _log.warning("Orphaned keys stay in the store. %s %s", error.message, LFU_REMEDY)
             elif deleted is not None and meta.encode() in found:
                 completed += await _complete(store, conversation_id)
         if cursor == b"0":
@@ -60,7 +60,7 @@ async def removed_from(store: Store, untouched_seconds: int) -> dict[str, int]:
 
 
 def _conversation_in(key: bytes) -> str:
-    """Return whose key it is; empty: it is not a conversation's."""
+    """Return the conversation that a key belongs to; empty: none."""
     parts = key.decode(errors="replace").split(":")
     return parts[3] if len(parts) > 4 and parts[2] == "c" else ""
 

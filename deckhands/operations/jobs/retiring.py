@@ -1,10 +1,14 @@
-"""The job `retire`: what the retention policy says leaves the store, most of it into the archive.
+"""The jobs `retire` and `restore`.
 
-Holds: a conversation is deleted from the store only if its file has been read back and checked, or if a rule says so.
-Killed at any point, it is in the store or in the archive; the next run completes what is left. Only what is settled and
-old enough goes, at the event at which it was read: a message that comes meanwhile keeps it. Delegates go with their
-parents, and not before, if they say themselves whose they are.
-Does not: take away what cannot be archived, such as a damaged log; the log of the worker names it, and it stays.
+`retire` applies the retention policy, which moves most conversations into the archive. `restore` brings one back, for
+clients that reach Celery but not the archive.
+
+Holds: a conversation is deleted from the store only if its file was read back and checked, or if a rule says so. A run
+that is killed leaves it in the store or in the archive; the next run completes the work. A conversation goes only if it
+is settled and old enough, and unchanged since its log was read: a new message keeps it. Delegates go with their parents
+and not before, if their own log names the parent.
+Does not: delete a conversation that cannot be archived, such as one with a damaged log; the worker logs it and it
+stays.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from broker.runtime import (
     UnknownKind,
     UsageError,
     about,
+    check_conversation_id,
     failpoint,
     to_millis,
 )
@@ -49,11 +54,11 @@ PAGE = 200
 AT_ONCE = 8
 MAX_DELEGATES = 10_000
 MAX_TOLD = 20
-"""How many conversations that cannot be archived one run names."""
+"""How many conversations that cannot be archived one run lists."""
 OWNED_SECONDS = 60.0
-"""How long the owner of a conversation that rests may keep it; it gives it up after 30 s."""
+"""How long the owner of a settled conversation may keep it; it releases it after 30 s."""
 ABANDONED = timedelta(hours=1)
-"""For how long nobody has written to a file whose writer was killed."""
+"""A draft that is unchanged for this long was left by a killed writer."""
 
 _UNFIT = (CorruptEntry, StoreTooNew, UnknownKind, SecretsLocked, ArchiveConflict, CorruptArchive, TooLargeToArchive)
 
@@ -76,7 +81,7 @@ async def retire(services: JobServices) -> dict[str, int]:
 
 @dataclass(slots=True)
 class _Tree:
-    """A conversation and the delegates that have ended with it and are still in the store, parents first."""
+    """A conversation and its finished delegates that are still in the store, parents first."""
 
     logs: dict[str, list[Event]] = field(default_factory=dict)
 
@@ -93,10 +98,12 @@ class _Round:
     now: datetime = field(init=False)
 
     def __post_init__(self) -> None:
-        self.log, self.index, self.now = EventLog(self.store), Conversations(self.store), self.store.clock.now()
+        self.log = EventLog(self.store)
+        self.index = Conversations(self.store)
+        self.now = self.store.clock.now()
 
     async def go(self) -> None:
-        """Look at every conversation that is old enough for any rule, the oldest first."""
+        """Examine every conversation that is old enough for any rule, the oldest first."""
         limit = asyncio.Semaphore(AT_ONCE)
 
         async def one(row: ConversationRow) -> bool:
@@ -124,7 +131,7 @@ class _Round:
                 kept += len(found) - sum(gone)
 
     async def _retire(self, row: ConversationRow) -> bool:
-        """Say whether a conversation has left the store."""
+        """Return whether a conversation has left the store."""
         conversation_id = row.conversation_id
         try:
             fate = await self._fate(row)
@@ -134,7 +141,7 @@ class _Round:
             fate = "failed"
             if self.done[fate] < MAX_TOLD:
                 _log.error("%s stays in the store: %s", conversation_id, error, extra=about(conversation_id))
-        except (NotDeleted, UsageError):  # it or one of its delegates has continued, or it has gone with its parent
+        except (NotDeleted, UsageError):  # it or one of its delegates has continued, or it was retired with its parent
             fate = "kept"
         self.done[fate] += 1
         return fate in ("archived", "deleted")
@@ -145,14 +152,14 @@ class _Round:
             return "kept"
         meta = self.store.keys(conversation_id).meta
         awaited, begun = await self.store.call("HMGET", meta, "awaited", "deleted")
-        if begun is not None:  # by an earlier run, or by somebody: what was begun is completed
+        if begun is not None:  # deletion started by an earlier run or by a user: complete it
             await delete(self.log, conversation_id, limit_seconds=0.0)
             return "deleted"
         if awaited is not None or not self._may_go(row):
             return "kept"
         events = await self.log.read(conversation_id)
         if not events or not isinstance(events[0], ConversationCreated):
-            raise CorruptEntry("Its log does not begin as one.")
+            raise CorruptEntry("Its log does not start with its creation.")
         tenancy = events[0].tenancy
         rule = self._rule_for(row, tenancy.tenant if tenancy else "")
         tree = _Tree()
@@ -166,11 +173,11 @@ class _Round:
         last_id = events[-1].id
         deletion = Deletion(self.store)
         if len(tree.logs) > 1:
-            # All of them at the event at which they were read, so that none goes with a message that came meanwhile.
-            # Delegates first: if one has continued, the others are archived, and go alone.
+            # Each is deleted only if unchanged since it was read, so that none is lost with a new message.
+            # Delegates first: if one has continued, the others are archived, and deleted without it.
             for name, log in reversed(tree.logs.items()):
                 if name != conversation_id:
-                    with contextlib.suppress(UnknownConversation):  # it has gone meanwhile
+                    with contextlib.suppress(UnknownConversation):  # it was deleted meanwhile
                         await deletion.begin(name, last_id=log[-1].id, limit_seconds=0.0)
             await deletion.begin(conversation_id, last_id=last_id, limit_seconds=0.0)
             failpoint("retire.begun")
@@ -181,7 +188,7 @@ class _Round:
         return "archived" if rule.then == "archive" else "deleted"
 
     def _may_be_meant(self, row: ConversationRow) -> bool:
-        """Say whether a conversation may be meant, by what the index says of it."""
+        """Return whether a rule may apply to a conversation, according to the index."""
         age = (self.now - row.updated).total_seconds()
         if row.owner and age < OWNED_SECONDS:
             return False
@@ -189,12 +196,12 @@ class _Round:
         return rests and self.retention.youngest is not None and age >= self.retention.youngest.total_seconds()
 
     def _may_go(self, row: ConversationRow) -> bool:
-        """Say whether a conversation may go now, before its log is read, which says whose it is."""
+        """Return whether a conversation may go now, before its log is read, which names its parent."""
         is_known = row.tenant or all(rule.tenant is None for rule in self.retention.rule)
         return not is_known or self._rule_for(row, row.tenant) is not None
 
     def _rule_for(self, row: ConversationRow, tenant: str) -> Rule | None:
-        """Return the rule by which a conversation of a tenant goes now."""
+        """Return the rule under which a conversation of a tenant goes now."""
         rule = self.retention.rule_for(tenant=tenant, labels=row.labels, state=row.state)
         is_old = rule is not None and rule.age is not None and self.now - row.updated >= rule.age
         return rule if is_old else None
@@ -208,7 +215,7 @@ class _Round:
         return bool(await self.store.call("EXISTS", meta))
 
     async def _collect(self, tree: _Tree, row: ConversationRow, events: list[Event]) -> bool:
-        """Read the delegates; say whether all of them rest."""
+        """Read the delegates; return whether all of them have settled."""
         if not (row.is_closed or status_of(events).is_settled):
             return False
         tree.logs[row.conversation_id] = events
@@ -218,10 +225,18 @@ class _Round:
             try:
                 delegate = await self.index.row(delegate_id)
                 log = await self.log.read(delegate_id)
-            except UnknownConversation:  # it has gone before
+            except UnknownConversation:  # it was deleted before
                 continue
-            if not is_delegate_of(log, row.conversation_id):  # a fork and an imported log name those of others
+            if not is_delegate_of(log, row.conversation_id):  # forks and imported logs name the delegates of others
                 continue
             if len(tree.logs) > MAX_DELEGATES or not await self._collect(tree, delegate, log):
                 return False
         return True
+
+
+async def restore(services: JobServices, conversation_id: str) -> dict[str, str | bool]:
+    """Restore a conversation; `restored` is false if it is in the store already. See `Client.restore` for the rest."""
+    if not isinstance(conversation_id, str):
+        raise UsageError(f"The conversation id {ascii(conversation_id)[:100]} is not a text.")
+    is_new = await services.client.restore(check_conversation_id(conversation_id))
+    return {"conversation_id": conversation_id, "restored": is_new}

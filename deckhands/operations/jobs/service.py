@@ -1,4 +1,4 @@
-"""The loop of a worker of jobs: a member of the cluster on whose loop jobs run."""
+"""The service of a job worker: a member of the cluster on whose event loop jobs run."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from deckhands.operations.jobs.job import JobServices
 
 ROLE = "jobs"
 THREADS = 256
-"""More than deliveries at once; a thread is made when it is needed."""
+"""More than the number of simultaneous deliveries; a thread is created when it is needed."""
 
 _log = logging.getLogger(__name__)
 
 
 class JobsService:
-    """What a worker of jobs does beside its jobs; a `LoopService`.
+    """A job worker's duties beside its jobs; a `LoopService`.
 
     Args:
         send: sends another job.
@@ -39,7 +39,7 @@ class JobsService:
     async def run(self, stop: asyncio.Event) -> None:
         """See `LoopService.run`."""
         settings = self._settings
-        # Names of receivers are looked up in threads, which may take their time; other jobs need some too.
+        # Receivers' names are resolved in threads, which may be slow; other jobs need threads too.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="jobs"))
         store = await open_store(settings.url, shards=settings.shards, patience_seconds=None, opening_seconds=None)
         self._services = JobServices(store, settings, self._send)
@@ -59,12 +59,12 @@ class JobsService:
             await store.aclose()
 
     async def opened(self) -> JobServices:
-        """Wait until the store is open, and return what jobs are given."""
+        """Wait until the store is open, and return the services for jobs."""
         await self._is_open.wait()
         return self._services
 
     async def carry_out(self, name: str, job: Callable[[JobServices], Coroutine[Any, Any, Any]]) -> Any:
-        """Do a job and return its result; it is cancelled when this worker is asked to stop."""
+        """Run a job and return its result; it is cancelled when this worker is asked to stop."""
         services = await self.opened()
         task = asyncio.create_task(job(services))
         self._at_work.add(task)

@@ -8,8 +8,7 @@ from deckhands.operations.jobs.celery_app import JOBS_PREFIX, JOBS_QUEUE
 from deckhands.operations.jobs.checkpoints import remove_checkpoints
 from deckhands.operations.jobs.job import LONGEST_LIMIT_SECONDS, Job
 from deckhands.operations.jobs.orphans import remove_orphans
-from deckhands.operations.jobs.restoring import restore
-from deckhands.operations.jobs.retiring import retire
+from deckhands.operations.jobs.retiring import restore, retire
 from deckhands.operations.jobs.telling import TELL_SECONDS, deliver, tell
 from deckhands.operations.jobs.ticking import TICK_SECONDS, tick
 
@@ -25,7 +24,7 @@ JOBS = (
 
 
 def schedule(jobs: tuple[Job, ...] = JOBS) -> dict[str, Any]:
-    """Return Celery's `beat_schedule`. What no worker has begun when it is due again is dropped."""
+    """Return Celery's `beat_schedule`. A task that no worker has started when it is next due is dropped."""
     return {
         job.name: {
             "task": f"{JOBS_PREFIX}{job.name}",

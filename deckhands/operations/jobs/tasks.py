@@ -23,7 +23,7 @@ FIRST_RETRY_SECONDS = 5.0
 LONGEST_RETRY_SECONDS = 300.0
 
 _log = logging.getLogger(__name__)
-BUSY = {"skipped": "another one is at work"}
+BUSY = {"skipped": "another run is in progress"}
 
 
 class JobFailed(Exception):
@@ -31,7 +31,7 @@ class JobFailed(Exception):
 
 
 def sender(app: Celery) -> Callable[[str, tuple[Any, ...]], None]:
-    """Return what sends a job, without a result; one that nobody has begun after a minute is dropped."""
+    """Return a function that sends a job without a result; the job is dropped if not started within a minute."""
 
     def send(name: str, arguments: tuple[Any, ...]) -> None:
         app.send_task(f"{JOBS_PREFIX}{name}", arguments, queue=JOBS_QUEUE, ignore_result=True, expires=EXPIRES_SECONDS)
@@ -57,7 +57,7 @@ def _task(job: Job, service: JobsService, loop: LoopThread) -> Task:
         typing = False
 
         def run(self, *arguments: Any, **options: Any) -> Any:
-            """Do it."""
+            """Run the job."""
             try:
                 signature(job.run).bind(None, *arguments, **options)
             except TypeError as error:
@@ -70,7 +70,7 @@ def _task(job: Job, service: JobsService, loop: LoopThread) -> Task:
                 return None
             try:
                 return done.result()
-            except CancelledError:  # this worker stops; another one, or its next life, does it
+            except CancelledError:  # this worker is stopping; another one, or this one after its restart, runs the job
                 raise Reject("its worker stops", requeue=True) from None
             except DeckhandsError as error:
                 if error.retryable and self.request.retries < job.retries:
@@ -87,7 +87,7 @@ def _task(job: Job, service: JobsService, loop: LoopThread) -> Task:
 
 
 def _note_end(job: Job, ended: Future[Any]) -> None:
-    """Say why a job that nobody awaits has failed."""
+    """Log the failure of a job that is not awaited."""
     if not ended.cancelled() and (error := ended.exception()) is not None:
         _log.warning("the job %s failed: %s: %s", job.name, type(error).__name__, error)
 

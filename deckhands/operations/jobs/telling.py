@@ -1,14 +1,13 @@
-"""The jobs `webhooks` and `deliver`: what webhooks hear of, and the requests to them.
+"""The jobs `webhooks` and `deliver`: plan the deliveries of webhooks, and make the requests.
 
-`webhooks` reads what conversations with news have appended, plans the deliveries, and sends a `deliver` for each line
-that is due. `deliver` makes the first deliveries of one line.
+`webhooks` reads new events of conversations, plans the deliveries, and sends a `deliver` for each line that is due.
+`deliver` makes the first deliveries of one line.
 
-Holds: what has been appended hears of after a death at any point: a conversation is off the list only when all its
-deliveries are planned, a planned one is in the store until it has ended, and the line of a worker that died is due
-again after a minute. Deliveries of a conversation to a webhook are made one after another, in the order of its events;
-a later one waits until an earlier one has been delivered or given up. While receivers are slow, no other job and no
-other tenant waits for them.
-Does not: deliver once only. A worker that dies behind a request leaves it to be made again, under the same id.
+Holds: no event is missed after a crash. A conversation is removed from the list of news only when all its deliveries
+are planned; a planned delivery stays in the store until it has ended; the line of a crashed worker is due again after a
+minute. Deliveries of a conversation to a webhook are made one after another, in the order of its events; a later one
+waits until an earlier one was delivered or given up. Slow receivers delay neither other jobs nor other tenants.
+Does not: guarantee a single delivery. If a worker crashes after a request, it is repeated under the same id.
 """
 
 from __future__ import annotations
@@ -38,10 +37,9 @@ from broker.runtime import (
 from broker.secrets import SecretsLocked
 from broker.store import ShardKeys, texts_by_name
 from deckhands.operations.jobs.job import JobServices
-from deckhands.operations.webhooks.a2a_form import TOKEN_HEADER
 from deckhands.operations.webhooks.book import Line, UnknownWebhook, WebhookBook
 from deckhands.operations.webhooks.sending import Answer, rules_of, send, signed
-from deckhands.operations.webhooks.webhook import RETRY_SECONDS, Delivery, Webhook, delivery_of
+from deckhands.operations.webhooks.webhook import RETRY_SECONDS, TOKEN_HEADER, Delivery, Webhook, delivery_of
 
 TELL_SECONDS = 2.0
 READ_AT_ONCE = 500
@@ -50,15 +48,15 @@ PLANNED_AT_ONCE = 16
 MOST_EVENTS = 2.0**52
 DELIVERED_AT_ONCE = 50
 CLOCKS_DIFFER_SECONDS = 60.0
-"""By how much the clocks of machines may differ; a new webhook may hear of events that are so much older."""
+"""The maximum difference between machines' clocks; a new webhook may get events that are this much older."""
 GONE = "its receiver has answered 410 Gone"
-FULL = "too many deliveries waited"
+FULL = "too many deliveries are waiting"
 
 _log = logging.getLogger(__name__)
 
 
 async def tell(services: JobServices) -> dict[str, int]:
-    """Plan deliveries and send those that are due. Returns how many conversations had news, and lines sent."""
+    """Plan deliveries and send due ones. Returns how many conversations had news, and how many lines were sent."""
     book = book_of(services)
     try:
         return await _tell(services, book)
@@ -82,13 +80,13 @@ async def _tell(services: JobServices, book: WebhookBook) -> dict[str, int]:
 
 
 async def deliver(services: JobServices, webhook_id: str, conversation_id: str, due: str) -> int:
-    """Make the deliveries of a line, unless it is somebody else's by now. Returns how many requests were made."""
+    """Make the deliveries of a line, unless another worker has it now. Returns how many requests were made."""
     book = book_of(services)
     line = Line(str(webhook_id), str(conversation_id), str(due))
     try:
         tenant = (await book.webhook(line.webhook_id)).tenant
     except UnknownWebhook:
-        await book.take(line)  # which ends the line of one that was removed
+        await book.take(line)  # this also ends the line of a removed webhook
         return 0
     try:
         async with services.places.one(tenant):
@@ -119,8 +117,10 @@ def book_of(services: JobServices) -> WebhookBook:
 
 
 async def _plan_shard(services: JobServices, book: WebhookBook, hooks: list[Webhook], names: ShardKeys) -> int:
-    """Plan what conversations of a shard have appended, and return how many were looked at."""
-    free, cursor, looked_at = asyncio.Semaphore(PLANNED_AT_ONCE), b"0", 0
+    """Plan the deliveries for conversations of a shard, and return how many had news."""
+    free = asyncio.Semaphore(PLANNED_AT_ONCE)
+    cursor = b"0"
+    looked_at = 0
     store = services.store
 
     async def look(conversation_id: str, first: int) -> None:
@@ -130,7 +130,7 @@ async def _plan_shard(services: JobServices, book: WebhookBook, hooks: list[Webh
             except StoreUnavailable:
                 raise
             except (DeckhandsError, ValueError) as error:
-                _log.warning("webhooks cannot hear of %s: %s", conversation_id, error, extra=about(conversation_id))
+                _log.warning("cannot plan webhooks for %s: %s", conversation_id, error, extra=about(conversation_id))
 
     while True:
         command = ("ZSCAN", names.news, cursor, "COUNT", READ_AT_ONCE)
@@ -146,7 +146,7 @@ async def _plan_shard(services: JobServices, book: WebhookBook, hooks: list[Webh
 async def _plan(
     services: JobServices, book: WebhookBook, hooks: list[Webhook], conversation_id: str, first: int
 ) -> None:
-    """Plan the deliveries of what a conversation has appended; then it has no news."""
+    """Plan the deliveries for a conversation's new events, then remove it from the list of news."""
     store, names = services.store, services.store.keys(conversation_id)
     meta = texts_by_name(await store.call("HGETALL", names.meta))
     told_of = [hook for hook in hooks if hook.concerns(conversation_id, meta.get("tenant", ""))]
@@ -154,14 +154,14 @@ async def _plan(
     last, old = int(meta.get("last_id", "0")), copies(meta)
     start = old.stop if first in old else first
     if told_of and last >= start:
-        # Up to the copies, and the next time from behind them.
+        # Up to the copied events; the next run continues after them.
         until = min(last, start + READ_AT_ONCE - 1, old.start - 1 if start < old.start else last)
         try:
             events = await EventLog(store).read(conversation_id, after=start - 1, until=until, decode=decode_any)
         except UnknownConversation:
             events = []
         except CorruptEntry as error:
-            text = "webhooks do not hear of events %d to %d of %s: %s"
+            text = "webhooks miss events %d to %d of %s: %s"
             _log.error(text, start, until, conversation_id, error, extra=about(conversation_id))
         last = until
     full: set[str] = set()
@@ -183,7 +183,7 @@ async def _plan(
 async def _attempt(
     book: WebhookBook, hook: Webhook, taken: tuple[Line, Delivery], rules: AddressRules, trust: ssl.SSLContext
 ) -> tuple[Line | None, bool]:
-    """Make one request and write down how it has ended; returns the line, and whether the next one may follow."""
+    """Make one request and record its result; return the line, and whether the next delivery may follow."""
     line, delivery = taken
     now = book.now()
     try:

@@ -1,8 +1,8 @@
-"""The job `schedules`: begins what has come due, each tick once.
+"""The `schedules` job: starts every due run exactly once.
 
-Holds: a tick begins a conversation under a key made of the schedule's name and the time of the tick, so repeated ticks
-and several beats begin nothing twice; schedules that cannot be begun keep no other from its turn, and are tried again
-until their ticks are too late.
+Holds: a tick starts a conversation under a key made of the schedule's name and the time of the tick, so repeated ticks
+and several beats start nothing twice. A schedule that cannot start does not delay others, and is retried until its
+ticks are too late.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ DUE_AT_ONCE = 256
 TRIED_AGAIN_AT_ONCE = 32
 """Few: each may wait for a tool."""
 STRIDE = 10_007
-"""A prime above the number of schedules: however many ticks of the job are left out, all schedules are come to."""
+"""A prime above the number of schedules, so that every schedule is reached even if runs of the job are skipped."""
 AT_ONCE = 16
 OFFERS_LIMIT_SECONDS = 2.0
-"""How long a tool may be missing; the tick is tried again."""
+"""How long a tool may be missing; the tick is retried."""
 
 _log = logging.getLogger(__name__)
 
 
 async def tick(services: JobServices) -> dict[str, int]:
-    """Begin what is due. Returns how many schedules were looked at."""
+    """Start due runs. Returns how many schedules were processed."""
     book = ScheduleBook(services.store, services.client.secrets)
     try:
         return {"looked_at": await begin_due(services.client, book, await book.now())}
@@ -46,7 +46,7 @@ async def tick(services: JobServices) -> dict[str, int]:
 
 
 async def begin_due(client: Client, book: ScheduleBook, now: datetime) -> int:
-    """Begin what is due at a moment, and return how many schedules were looked at. Idempotent."""
+    """Start the runs due at a time, and return how many schedules were processed. Idempotent."""
     waiting, failing = await book.waiting_and_failing()
     due = await book.due(now)
     fresh, queued = ([name for name in found if name not in failing] for found in (due, waiting))
@@ -64,7 +64,7 @@ async def begin_due(client: Client, book: ScheduleBook, now: datetime) -> int:
 
 
 def _some_of(names: list[str], limit: int, now: datetime) -> list[str]:
-    """Return so many of them, others each time, so that all have their turns."""
+    """Return a random selection of at most this many, so that all get a turn."""
     if len(names) <= limit:
         return names
     start = int(now.timestamp() / TICK_SECONDS) * STRIDE % len(names)
@@ -79,19 +79,21 @@ async def _look_safely(client: Client, book: ScheduleBook, name: str, now: datet
             raise
         _log.warning("the schedule %s: %s", ascii(name), error)
     except CorruptEntry as error:
-        _log.error("%s It is put aside.", error.message)
+        _log.error("%s It is quarantined.", error.message)
         await book.put_aside(name)
-    except DeckhandsError as error:  # removed meanwhile, or the store refuses something of this one
+    except DeckhandsError as error:  # removed meanwhile, or the store refuses part of it
         _log.warning("the schedule %s: %s", ascii(name), error)
     except Exception:  # noqa: BLE001  (the outer edge: whatever is wrong with this one)
-        _log.exception("the schedule %s cannot be looked at", ascii(name))
+        _log.exception("cannot process the schedule %s", ascii(name))
 
 
 async def _look(client: Client, book: ScheduleBook, entry: Entry, now: datetime) -> None:
-    """Take in the tick that has come, then begin the one whose turn it is."""
-    schedule, standing, due = entry.schedule, entry.standing, entry.due
+    """Queue a due tick, then start the first queued one if the overlap policy allows it."""
+    schedule = entry.schedule
+    standing = entry.standing
+    due = entry.due
     if due is not None and due <= now and standing.last_tick != due and await _has_begun(client, schedule.name, due):
-        # By one who died before it could say so.
+        # Started by a worker that died before it could record this.
         begun = {"last_tick": due, "conversation_id": conversation_of(schedule.name, due), "begun": standing.begun + 1}
         await book.move(entry, standing.model_copy(update=begun), schedule.next_after(due))
         return
@@ -117,15 +119,15 @@ async def _look(client: Client, book: ScheduleBook, entry: Entry, now: datetime)
         except DeckhandsError as error:
             text = f"{error.message} {error.remedy}".strip()[:500]
             if text != standing.error:
-                _log.warning("the schedule %s cannot begin its tick of %s: %s", schedule.name, ticks[0], text)
-            if not standing.queued:  # the tick stays due, and is tried again until the next one comes or it is too late
+                _log.warning("the schedule %s cannot start its run of %s: %s", schedule.name, ticks[0], text)
+            if not standing.queued:  # the tick stays due, and is retried until the next one is due or it is too late
                 await book.move(entry, standing.model_copy(update={"error": text}), due)
                 return
             since = standing.failing_since or now
             changes |= {"error": text, "failing_since": since}
             if (now - max(since, ticks[0])).total_seconds() > schedule.catch_up_seconds:
                 changes["missed"] = changes.get("missed", standing.missed) + 1
-                del ticks[0]  # or none behind it would ever come
+                del ticks[0]  # otherwise it would block the ticks behind it
             await book.move(entry, standing.model_copy(update={**changes, "queued": tuple(ticks)}), following)
             return
         changes |= {"last_tick": ticks[0], "conversation_id": conversation_id, "error": "", "failing_since": None}
@@ -162,7 +164,7 @@ async def _has_begun(client: Client, name: str, tick: datetime) -> bool:
 
 
 async def _is_at_work(client: Client, conversation_id: str) -> bool:
-    """Say whether a conversation has not settled; one that has left the store has."""
+    """Return whether a conversation has not settled; one that left the store has settled."""
     if not conversation_id:
         return False
     try:
@@ -178,5 +180,5 @@ def key_of(name: str, tick: datetime) -> str:
 
 
 def conversation_of(name: str, tick: datetime) -> str:
-    """Return the id of the conversation that a tick begins."""
+    """Return the id of the conversation that a tick starts."""
     return conversation_id_of(key_of(name, tick))

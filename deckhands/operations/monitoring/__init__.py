@@ -1,4 +1,4 @@
-"""What a cluster does, as metrics for Prometheus: read from the store, served at one address.
+"""Metrics of a cluster for Prometheus: read from the store, served at one address.
 
 Start with: exposition.
 """

@@ -1,7 +1,7 @@
-"""How many conversations are in which state, and what they wait for: counted now and then, and kept meanwhile.
+"""Counts of conversations by state and wait reason, recomputed periodically and cached.
 
-Holds: a count looks at the newest `MOST_COUNTED` conversations, `PAGE` at a time; how many it left out is known. States
-and reasons are those of a fixed set, whatever stands in the store.
+Holds: a count reads the newest `MOST_COUNTED` conversations, `PAGE` at a time; the number left out is known. Labels
+come from fixed sets of states and reasons, whatever is in the store.
 Keys: reads `deck:{k}:index` and `deck:{k}:c:<id>:meta`.
 """
 
@@ -24,7 +24,7 @@ WAIT_REASONS = frozenset(("", *(reason.value for reason in WaitReason)))
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """One count; `at` is when it was made, by the monotonic clock."""
+    """One count; `at` is its time on the monotonic clock."""
 
     at: float
     by_state: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -39,7 +39,7 @@ class Census:
         self._latest: Count | None = None
 
     async def count(self) -> Count:
-        """Return the latest count, made now if it is old.
+        """Return the latest count, recomputed if it is old.
 
         Raises:
             StoreError: the store does not answer.

@@ -1,9 +1,9 @@
-"""The metrics over HTTP: an ASGI application of one address, `/metrics`, and a server for it.
+"""The metrics over HTTP: an ASGI application with one address, `/metrics`, and a server for it.
 
-A server of other things can mount `metrics_app` too.
+Another server can mount `metrics_app` too.
 
-Holds: without the token nothing is said, also on the loopback, which agents may reach. Whatever is asked, the cost is
-one look at the store a second. Connections are limited, and what is not a short GET gets a 4xx.
+Holds: every request needs the token, also on the loopback, which agents may reach. Requests cause at most one read of
+the store per second. Connections are limited, and anything but a short GET gets a 4xx.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def metrics_app(exposition: Exposition, *, token: str) -> App:
-    """Return the ASGI application that shows metrics.
+    """Return the ASGI application that serves metrics.
 
     Args:
-        token: what a request has to have as `Authorization: Bearer`.
+        token: the token that requests must send as `Authorization: Bearer`.
     """
     expected = f"Bearer {token}".encode()
 

@@ -1,10 +1,10 @@
-"""The metrics of a cluster in Prometheus' text format, read from its store when somebody asks.
+"""The metrics of a cluster in Prometheus' text format, read from its store on request.
 
-Workers report their figures with their heartbeats, so this one place has those of all processes. A server that has
-streams of its clients open adds its own figures by `own`.
+Workers report their figures with their heartbeats, so this endpoint has those of all processes. A server with open
+client streams adds its own figures through `own`.
 
-Holds: whatever stands in the store, the answer is well formed, has bounded labels, and says by `deckhands_store_up` and
-`deckhands_scrape_failures` what is missing from it. Questions that come at once, or within `FRESH_SECONDS`, share one
+Holds: whatever is in the store, the answer is well formed and has bounded labels; `deckhands_store_up` and
+`deckhands_scrape_failures` report missing parts. Simultaneous requests, or those within `FRESH_SECONDS`, share one
 answer.
 Keys: reads those of `census` and `queues`, and `deck:{k}:workers`, `…:worker:<w>:about`, `parked`, `unread`, `dead`,
 `takeovers`, `unreadable`, `refused`, `deck:tools`; in Celery's broker `deckhands`, `deckhands.jobs` and the lock of the
@@ -31,14 +31,14 @@ from broker.tools import ToolOffers
 from deckhands.operations.monitoring import families
 from deckhands.operations.monitoring.census import Census
 from deckhands.operations.monitoring.families import FAMILIES, MAX_LABEL_VALUES, OF_WORKERS, OTHER, Family
-from deckhands.operations.monitoring.queues import CeleryWaits, Depth, depths
+from deckhands.operations.monitoring.queues import CeleryWaits, depths
 from deckhands.operations.monitoring.workers import Worker, workers
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 FRESH_SECONDS = 1.0
 CELERY_QUEUES = {"celery_door": "deckhands", "celery_jobs": "deckhands.jobs"}
 CELERY_PRIORITIES = ("", "\x06\x163", "\x06\x166", "\x06\x169")
-"""How kombu's transport names the lists of one queue."""
+"""The suffixes of the lists that kombu's transport uses for one queue."""
 REFUSAL_REASONS = ("open", "pace", "memory")
 Samples = dict[Family, dict[tuple[str, ...], float]]
 
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class Outcome(Enum):
-    """What came back from one part of the questions."""
+    """The result of one part of the queries."""
 
     READ = "read"
     FAILED = "failed"
@@ -57,10 +57,10 @@ class Exposition:
     """The metrics of one cluster.
 
     Args:
-        celery: a connection to Celery's broker; None: nothing is said of it.
-        own: the figures of the process that asks, such as the streams that a server has open.
-        own_role: under which role and worker those stand.
-        sees_inbox: this process has the right to look at the inbox.
+        celery: a connection to Celery's broker; None: its metrics are left out.
+        own: returns the figures of this process, such as the open streams of a server.
+        own_role: the role and worker under which those are reported.
+        sees_inbox: this process has the right to read the inbox.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Exposition:
         self._latest: tuple[float, bytes] | None = None
 
     async def text(self) -> bytes:
-        """Return the metrics; raises nothing that the store can cause."""
+        """Return the metrics; raises no error that the store can cause."""
         async with self._turn:
             now = self._store.clock.monotonic()
             if self._latest is None or now - self._latest[0] >= FRESH_SECONDS:
@@ -92,7 +92,7 @@ class Exposition:
         found: Samples = {}
         failures, is_up = 0, True
         for part in (self._of_store, self._of_workers, self._of_conversations):
-            # A store that hangs is waited for once, or the answer would come too late for Prometheus.
+            # Wait for a hanging store only once, or the answer would be too late for Prometheus.
             outcome = await self._outcome(part, found) if is_up else Outcome.NO_STORE
             is_up = outcome is not Outcome.NO_STORE
             failures += outcome is not Outcome.READ
@@ -162,7 +162,10 @@ class Exposition:
         routes = {"pool:bash", *(f"pool:{offer.pool}" for offer in offers if offer.pool)}
         routes = routes.union(*(worker.routes for worker in present))
         for queue, depth in (await depths(self._store, routes, sees_inbox=self._sees_inbox)).items():
-            _add_depth(found, queue, depth)
+            entries = found.setdefault(families.QUEUE_ENTRIES, {})
+            for standing in ("waiting", "in_line", "held"):
+                entries[queue, standing] = getattr(depth, standing)
+            found.setdefault(families.QUEUE_AGE, {})[queue,] = depth.oldest_seconds
 
     async def _of_conversations(self, found: Samples) -> None:
         count = await self._census.count()
@@ -188,15 +191,8 @@ class Exposition:
             found.setdefault(families.QUEUE_AGE, {})[name,] = max(ages)
 
 
-def _add_depth(found: Samples, queue: str, depth: Depth) -> None:
-    entries = found.setdefault(families.QUEUE_ENTRIES, {})
-    for standing in ("waiting", "in_line", "held"):
-        entries[queue, standing] = getattr(depth, standing)
-    found.setdefault(families.QUEUE_AGE, {})[queue,] = depth.oldest_seconds
-
-
 def add_figures(found: Samples, present: list[Worker]) -> None:
-    """Add what workers report; label values beyond `MAX_LABEL_VALUES` count as `other`."""
+    """Add the figures that workers report; label values beyond `MAX_LABEL_VALUES` count as `other`."""
     for family in OF_WORKERS:
         values = found.setdefault(family, {})
         known: set[str] = set()
@@ -215,13 +211,13 @@ def add_figures(found: Samples, present: list[Worker]) -> None:
 
 
 class _Found(Collector):
-    """What one look has found, as prometheus_client wants it."""
+    """The result of one collection, as a prometheus_client collector."""
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
 
     def collect(self) -> list[Metric]:
-        """Return every family; one that nothing is known of has no samples."""
+        """Return every family; a family without known values has no samples."""
         metrics: list[Metric] = []
         for family in FAMILIES:
             kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily

@@ -1,9 +1,9 @@
-"""How much waits in each queue, and for how long: the ready streams, the action streams, the inbox, Celery's lists.
+"""The depth and the wait of each queue: the ready streams, the action streams, the inbox, Celery's lists.
 
 Holds: the streams of nodes count together, because there may be as many as machines; of pools, the first
-`MAX_LABEL_VALUES` count by name. A stream whose name somebody forged is not asked about.
+`MAX_LABEL_VALUES` count by name. A stream with a forged name is not queried.
 Does not: know pools that no worker serves and no tool is offered for; know how long an entry of a Celery list had
-waited before this process first looked.
+waited before this process first read the list.
 Keys: reads `deck:{k}:ready…`, `deck:{k}:act:…`, `deck:{k}:turns:…`, `deck:inbox…`, `deck:producers`.
 """
 
@@ -23,7 +23,7 @@ NODE = re.compile(r"node:[^\x00-\x20]{1,200}")
 CONTROLLERS, TOOLS, DOORS = "controllers", "tools", "doors"
 NODES_QUEUE = "nodes"
 MAX_POOLS, MAX_NODES = 200, 1_000
-"""So many are asked about, however many somebody has written into what workers say of themselves."""
+"""The maximum number queried, because the names come from workers' reports and may be forged."""
 CLASSES = ("0", "1", "2")
 MARK_SECONDS = 2.0
 MAX_MARKS = 256
@@ -33,13 +33,13 @@ MAX_SCANNED = 200_000
 
 @dataclass(slots=True)
 class Depth:
-    """What waits in one queue.
+    """The entries of one queue.
 
     Attributes:
-        waiting: in the stream, for anybody to take.
-        in_line: for their turn to get into the stream.
-        held: with workers, which have not finished with them.
-        oldest_seconds: how long the first that waits in the stream has been there.
+        waiting: in the stream, not taken by a worker.
+        in_line: waiting for their turn to get into the stream.
+        held: taken by workers and not finished.
+        oldest_seconds: how long the first waiting entry has been in the stream.
     """
 
     waiting: float = 0.0
@@ -48,7 +48,7 @@ class Depth:
     oldest_seconds: float = 0.0
 
     def add(self, other: Depth) -> None:
-        """Count another stream of the same queue."""
+        """Add another stream of the same queue."""
         self.waiting += other.waiting
         self.in_line += other.in_line
         self.held += other.held
@@ -64,11 +64,11 @@ class _Stream:
 
 
 async def depths(store: Store, routes: Iterable[str], *, sees_inbox: bool = True) -> dict[str, Depth]:
-    """Return what waits, by the name of the queue.
+    """Return the depth of each queue, by name.
 
     Args:
-        routes: of action streams that there may be: `pool:<name>` and `node:<id>`.
-        sees_inbox: this process has the right to look at the inbox.
+        routes: of possible action streams: `pool:<name>` and `node:<id>`.
+        sees_inbox: this process has the right to read the inbox.
 
     Raises:
         StoreError: the store does not answer.
@@ -97,7 +97,7 @@ async def depths(store: Store, routes: Iterable[str], *, sees_inbox: bool = True
         if stream.turns:
             depth.in_line = sum(in_line[f"{stream.turns}:{rank}"] for rank in CLASSES)
         if first:
-            depth.waiting = max(depth.waiting, 1.0)  # the server does not always know how many
+            depth.waiting = max(depth.waiting, 1.0)  # the server does not always know the number
             depth.oldest_seconds = max(0.0, now_ms - number(text(first[0][0]).partition("-")[0])) / 1000
         found[stream.queue].add(depth)
     return dict(found)
@@ -129,17 +129,17 @@ def _group(found: object, name: str) -> dict[str, object]:
 
 
 class CeleryWaits:
-    """How long the oldest entry of each Celery list has waited, at least.
+    """A lower bound of the oldest entry's wait in each Celery list.
 
-    Celery writes no time into its messages. So this notes which entry was the newest at which look: the lists are first
-    in, first out, and as long as that entry waits, all before it have waited since that look.
+    Celery writes no time into its messages, so each poll records the newest entry. The lists are first in, first out:
+    as long as that entry waits, all entries before it have waited since that poll.
     """
 
     def __init__(self) -> None:
         self._marks: dict[str, deque[tuple[float, bytes]]] = {}
 
     async def oldest_seconds(self, celery: Connection, key: str, length: float, now: float) -> float:
-        """Return how long the oldest entry has waited since this began to look; 0 for an empty list.
+        """Return how long the oldest entry has waited since polling started; 0 for an empty list.
 
         Raises:
             StoreError: Celery's broker does not answer.
@@ -150,7 +150,7 @@ class CeleryWaits:
             return 0.0
         await self._forget_taken(celery, key, marks)
         if not marks or now - marks[-1][0] >= MARK_SECONDS:
-            # The entry at the end is the oldest: it is all that is known of a list that is seen for the first time.
+            # The last entry is the oldest. On the first poll of a list, no other entry is known.
             ends = [-1, 0] if not marks else [0]
             for entry in await ask(celery, [("LINDEX", key, end) for end in ends]):
                 if isinstance(entry, bytes) and len(entry) <= MAX_MARK_BYTES:
@@ -160,7 +160,7 @@ class CeleryWaits:
         return max(0.0, now - marks[0][0]) if marks else 0.0
 
     async def _forget_taken(self, celery: Connection, key: str, marks: deque[tuple[float, bytes]]) -> None:
-        """Forget the entries that have left the list: those before the first that is still there, found by halving."""
+        """Forget entries that have left the list: those before the first remaining one, found by bisection."""
         low, high = 0, len(marks)
         while low < high:
             middle = (low + high) // 2

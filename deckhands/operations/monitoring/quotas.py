@@ -1,7 +1,7 @@
-"""How the quotas of models stand: what is left of each key's limits, who waits, and which limit holds them up.
+"""The quotas of models: the remaining part of each key's limits, the queue, and the limit that blocks it.
 
-Holds: it only looks; the governor's arithmetic, which fills the buckets when somebody asks it, is repeated here without
-a change in the store. Which quotas there are, controller workers say with their heartbeats.
+Holds: read-only. The governor refills the buckets when it is called; the same arithmetic is repeated here without
+changing the store. Controller workers report the quotas with their heartbeats.
 Keys: reads `deck:{0}:quota:<pool>:limits`, `…:level:<key>` and `…:waiting:<priority>`.
 """
 
@@ -32,7 +32,7 @@ _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class LimitStanding:
-    """One limit of one key: `left` of the part of it that may be used `at_once`, in its unit."""
+    """One limit of one key: `left` of the part that may be used `at_once`, in its unit."""
 
     name: str
     limit: float
@@ -45,11 +45,11 @@ class KeyStanding:
     """One key of a quota.
 
     Attributes:
-        name: the environment variable that has it, or `own`.
-        in_flight: calls under way.
-        blocked_seconds: how long the provider has asked to wait; 0: not at all.
-        share: of its limits that is used at the moment, since the provider has refused calls; 1: all.
-        binds: the limit that lets no further call through now; empty: none does.
+        name: the environment variable that contains it, or `own`.
+        in_flight: calls in flight.
+        blocked_seconds: the remaining wait that the provider asked for; 0: none.
+        share: the part of its limits in use, reduced after the provider has refused calls; 1: all.
+        binds: the limit that blocks further calls now; empty: none does.
     """
 
     name: str
@@ -62,7 +62,7 @@ class KeyStanding:
 
 @dataclass(frozen=True, slots=True)
 class QuotaStanding:
-    """The quota of some models: `waiting` conversations stand in its queue."""
+    """The quota of some models, with `waiting` conversations in its queue."""
 
     models: str
     waiting: int
@@ -70,7 +70,7 @@ class QuotaStanding:
 
 
 async def quotas_of(store: Store) -> list[QuotaStanding]:
-    """Return the quotas that living controller workers have, at most `MAX_QUOTAS`.
+    """Return the quotas that running controller workers have, at most `MAX_QUOTAS`.
 
     Raises:
         StoreError: the store does not answer.
@@ -94,7 +94,8 @@ async def _standing(store: Store, models: str) -> QuotaStanding:
 
 def _key(name: str, published: str, level: Mapping[str, Any], now: float) -> KeyStanding:
     limits = {what: number(value) for what, value in _LIMIT.findall(published)}
-    at, blocked = number(level.get("at")) / 1000 or now, number(level.get("blocked")) / 1000
+    at = number(level.get("at")) / 1000 or now
+    blocked = number(level.get("blocked")) / 1000
     share = min(1.0, number(level.get("factor", 1)))
     in_flight = int(number(level.get("in_flight")))
     found = [
@@ -117,7 +118,7 @@ def _key(name: str, published: str, level: Mapping[str, Any], now: float) -> Key
 
 
 def _minutely(name: str, limit: float, burst: float, level: object, passed: float) -> LimitStanding:
-    """Return what is in a bucket now; a debt counts as nothing left."""
+    """Return the current level of a bucket; a debt counts as 0."""
     size = max(1.0, limit * burst / 60)
     flow = (limit - size if limit > size else limit) / 60
     stored = size if level is None else _signed(level)

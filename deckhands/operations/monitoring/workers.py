@@ -1,6 +1,6 @@
-"""The workers of a cluster as metrics show them: role, heartbeat, figures, and the streams that they read.
+"""The workers of a cluster for the metrics: role, heartbeat, figures, and the streams that they read.
 
-Holds: at most `MAX_WORKERS`; a role is one of `ROLES` or `other`, whatever a worker says of itself.
+Holds: at most `MAX_WORKERS`; a role is one of `ROLES` or `other`, whatever a worker reports.
 Keys: reads `deck:{0}:workers` and `deck:{0}:worker:<w>:about`.
 """
 
@@ -23,7 +23,7 @@ class Worker:
     """One worker.
 
     Attributes:
-        left_seconds: how long its heartbeat still holds; not positive once it has lapsed.
+        left_seconds: time until its heartbeat expires; not positive once it has expired.
         figures: by name and label; see `Figures`.
         routes: of the action streams that it reads.
     """
@@ -36,7 +36,7 @@ class Worker:
 
 
 async def workers(store: Store) -> list[Worker]:
-    """Return the workers, those that beat last first.
+    """Return the workers, the latest heartbeat first.
 
     Raises:
         StoreError: the store does not answer.

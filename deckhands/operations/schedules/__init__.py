@@ -1,4 +1,4 @@
-"""Schedules: tasks that are begun again and again, as values and as the store keeps them.
+"""Schedules: recurring tasks, as values and in the store.
 
 Start with: schedule.
 """

@@ -1,8 +1,8 @@
-"""The schedules of a store: what people have written down, and how far each has come.
+"""The schedules of a store: their definitions and their progress.
 
-Holds: a person's changes and what the ticks write are kept apart, so none overwrites the other; a schedule moves on
-from the tick that was looked at, and only once, however many have looked at it.
-Does not: begin anything; `jobs.ticking` does.
+Holds: users' changes and the progress written by ticks are separate, so neither overwrites the other. A schedule
+advances from an observed tick only once, even if several workers observe it.
+Does not: start anything; `jobs.ticking` does.
 Keys: `deck:{0}:schedules`, `deck:{0}:schedules:standing`, `deck:{0}:schedules:due`.
 """
 
@@ -31,11 +31,11 @@ ScheduleCheck = Callable[[Schedule], None]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A schedule as the store has it.
+    """A schedule in the store.
 
     Attributes:
-        due: its next tick; None: it is paused, or there is none any more.
-        known: the standing as it was written, perhaps by another version; empty: there is none.
+        due: its next tick; None: it is paused, or there are no more.
+        known: the progress as it was written, perhaps by another version; empty: there is none.
     """
 
     schedule: Schedule
@@ -52,14 +52,14 @@ class ScheduleBook:
         self._names = store.all_shards[0]
 
     async def now(self) -> datetime:
-        """Return the time that ticks are compared with: the store's."""
+        """Return the store's time, which ticks are compared with."""
         return await self._store.now(self._names)
 
     async def add(self, schedule: Schedule, request: TaskSpec) -> datetime | None:
-        """Write a schedule down, and return its first tick.
+        """Store a schedule, and return its first tick.
 
         Raises:
-            UsageError: there is one of this name, there are too many, or its task names a model that is not offered.
+            UsageError: the name is taken, there are too many schedules, or its task names a model that is not offered.
         """
         await require_models(self._store, named_models(request.agent_spec()), request.tenant)
         text = json.dumps(replace_surrogates(request.model_dump(mode="json")))
@@ -70,7 +70,7 @@ class ScheduleBook:
         due = None if kept.is_paused else kept.next_after(await self.now())
         outcome = await self._put(kept.name, b"", kept.model_dump_json().encode(), due)
         if outcome == "full":
-            raise UsageError(f"There are {MAX_SCHEDULES:,} schedules.", remedy="Remove one.")
+            raise UsageError(f"The limit of {MAX_SCHEDULES:,} schedules is reached.", remedy="Remove one.")
         if outcome == "other":
             raise UsageError(
                 f"There is a schedule {kept.name} already.", remedy="Remove it first, or choose another name."
@@ -78,10 +78,10 @@ class ScheduleBook:
         return due
 
     async def remove(self, name: str, *, check: ScheduleCheck | None = None) -> None:
-        """Forget a schedule; what it has begun continues.
+        """Delete a schedule; conversations that it started continue.
 
         Args:
-            check: raises unless it is what the caller wants to remove; what it has seen is what is removed.
+            check: raises unless the caller may remove the schedule as it is now; exactly that version is removed.
 
         Raises:
             UsageError: there is none of this name.
@@ -94,10 +94,10 @@ class ScheduleBook:
                 return
 
     async def set_paused(self, name: str, *, is_paused: bool, check: ScheduleCheck | None = None) -> datetime | None:
-        """Pause a schedule or let it continue, and return its next tick. Idempotent.
+        """Pause or resume a schedule, and return its next tick. Idempotent.
 
         Args:
-            check: raises unless it is what the caller wants to change; what it has seen is what is changed.
+            check: raises unless the caller may change the schedule as it is now; exactly that version is changed.
 
         Raises:
             UsageError: there is none of this name.
@@ -113,7 +113,7 @@ class ScheduleBook:
                 return due
 
     async def all(self) -> list[Entry]:
-        """Return the schedules that can be read, by name."""
+        """Return the readable schedules, by name."""
         flat = await self._store.call("HGETALL", self._names.schedules)
         found = []
         for raw in flat[::2]:
@@ -126,7 +126,7 @@ class ScheduleBook:
 
         Raises:
             UsageError: there is none of this name.
-            CorruptEntry: what the store has of it cannot be read.
+            CorruptEntry: its stored form cannot be read.
         """
         names = self._names
         text, known, score = await self._store.call_many(
@@ -145,13 +145,13 @@ class ScheduleBook:
         return Entry(_schedule_in(name, text), _standing_in(name, known), due, known or b"")
 
     async def due(self, now: datetime) -> list[str]:
-        """Return the names of schedules whose next tick has come, up to `MAX_SCHEDULES`."""
+        """Return the names of due schedules, up to `MAX_SCHEDULES`."""
         command = ("ZRANGEBYSCORE", self._names.schedules_due, "-inf", to_millis(now), "LIMIT", 0, MAX_SCHEDULES)
         found = await self._store.call(*command)
         return [name.decode(errors="backslashreplace") for name in found]
 
     async def waiting_and_failing(self) -> tuple[list[str], set[str]]:
-        """Return the names of schedules with ticks that wait for their turn, and of those that could not begin one."""
+        """Return the names of schedules with queued ticks, and of those that could not start one."""
         flat = await self._store.call("HGETALL", self._names.schedules_standing)
         waiting, failing = [], set()
         for raw, text in zip(flat[::2], flat[1::2], strict=True):
@@ -163,7 +163,7 @@ class ScheduleBook:
         return waiting, failing
 
     async def move(self, entry: Entry, standing: Standing, due: datetime | None) -> bool:
-        """Write how far a schedule has come; False: it is gone, or has been moved by another worker."""
+        """Write a schedule's progress; False: it was removed, or another worker has advanced it."""
         names, name = self._names, entry.schedule.name
         reply = await self._store.function(
             "deck_move_schedule",
@@ -177,16 +177,16 @@ class ScheduleBook:
         return bool(reply == ["moved"])
 
     async def put_aside(self, name: str) -> None:
-        """Let a schedule that cannot be read come due no more; a person finds it in the store."""
+        """Quarantine an unreadable schedule: it is not due any more, and stays in the store for inspection."""
         await self._store.call_many(
             [("ZREM", self._names.schedules_due, name), ("HDEL", self._names.schedules_standing, name)]
         )
 
     def request_of(self, schedule: Schedule) -> TaskSpec:
-        """Return what each tick submits.
+        """Return the task that each tick submits.
 
         Raises:
-            SecretsLocked: it has secrets, and no key here opens them.
+            SecretsLocked: it has secrets, and no key here decrypts them.
             UsageError: this version cannot use it.
             CorruptEntry: it cannot be read.
         """
@@ -200,9 +200,9 @@ class ScheduleBook:
         return TaskSpec.parse(fields)
 
     async def clear_away(self) -> None:
-        """Move what stands in place of the schedules and is of another type out of their way.
+        """Rename keys of another type that occupy the places of the schedules.
 
-        The next ticks are computed again if they were lost.
+        The next ticks are recomputed if they were lost.
         """
         names, unreadable = self._names, Unreadable(self._store)
         for key, kind in (
@@ -221,7 +221,7 @@ class ScheduleBook:
                 await self._store.call("ZADD", names.schedules_due, "NX", to_millis(due), name)
 
     async def _text(self, name: str) -> bytes:
-        """Return a schedule as the store has it.
+        """Return the stored text of a schedule.
 
         Raises:
             UsageError: there is none of this name.
@@ -233,7 +233,7 @@ class ScheduleBook:
         return found
 
     async def _put(self, name: str, known: bytes, text: bytes, due: datetime | None) -> str:
-        """Write a schedule and its next tick at once, unless it is not what was known; see `put_schedule` in Lua."""
+        """Write a schedule and its next tick if it is still the known version; see `put_schedule` in Lua."""
         (outcome,) = await self._store.function(
             "deck_put_schedule",
             (self._names.root,),
@@ -249,14 +249,14 @@ class ScheduleBook:
 def _schedule_in(name: str, text: bytes) -> Schedule:
     try:
         return Schedule.model_validate_json(text)
-    except ValueError as error:  # of pydantic too
+    except ValueError as error:  # includes pydantic's errors
         raise _unreadable(name) from error
 
 
 def _standing_in(name: str, text: bytes | None) -> Standing:
     try:
         return Standing() if text is None else Standing.model_validate_json(text)
-    except ValueError as error:  # of pydantic too
+    except ValueError as error:  # includes pydantic's errors
         raise _unreadable(name) from error
 
 

@@ -1,7 +1,7 @@
-"""A schedule: a task that is begun again and again, at the times of a cron expression in a time zone.
+"""A schedule: a recurring task, at the times of a cron expression in a time zone.
 
-Holds: a tick is a minute; the same expression and zone give the same ticks on every machine. Where clocks go forward, a
-tick of the hour that is left out comes right behind it; where they go back, a tick at a fixed time comes once.
+Holds: a tick is a minute; the same expression and zone give the same ticks on every machine. When clocks go forward, a
+tick in the skipped hour comes right after it; when they go back, a tick at a fixed time comes once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from broker.contract import Seconds
 
 Overlap = Literal["skip", "enqueue", "cancel"]
-"""What a tick does while the conversation of an earlier one works: nothing; it waits its turn; it cancels that one."""
+"""A tick while the conversation of an earlier one works: skip it, queue it, or cancel the earlier conversation."""
 
 NAME_PATTERN = r"^[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9])?$"
 LABEL = "schedule"
@@ -26,7 +26,7 @@ LABEL = "schedule"
 CATCH_UP_SECONDS = 3_600.0
 MAX_QUEUED = 100
 MAX_MISSED = 10_000
-"""So many ticks are counted of those that nobody has begun; more have been forgotten for long."""
+"""The maximum number of missed ticks to count."""
 PREVIEWED = 5
 MINUTE = timedelta(minutes=1)
 
@@ -35,7 +35,7 @@ def _checked_cron(text: str) -> str:
     try:
         found = next(CronSim(text, datetime(2026, 1, 1, tzinfo=UTC)))
     except (CronSimError, StopIteration) as error:
-        raise ValueError(f"{ascii(text)[:100]} is no cron expression that ever comes due: {error}") from None
+        raise ValueError(f"{ascii(text)[:100]} is not a cron expression that is ever due: {error}") from None
     assert found is not None
     return " ".join(text.split())
 
@@ -49,16 +49,16 @@ def _checked_zone(name: str) -> str:
 
 
 class Schedule(BaseModel):
-    """What a person has scheduled.
+    """The definition of a schedule.
 
     Attributes:
-        name: of the schedule; the same name means the same schedule.
+        name: its unique name.
         cron: five fields: minute, hour, day of the month, month, day of the week.
-        zone: whose clocks the expression means, such as `Europe/Berlin`.
+        zone: the time zone of the expression, such as `Europe/Berlin`.
         overlap: see `Overlap`.
-        catch_up_seconds: how late a tick may be begun that was missed; of several, only the latest is.
-        is_paused: no tick is begun, and none of this time is made up for.
-        request: what each tick submits: a `TaskSpec` as JSON.
+        catch_up_seconds: how late a missed tick may still start; of several, only the latest does.
+        is_paused: no tick starts, and ticks during the pause are not made up for.
+        request: the task that each tick submits: a `TaskSpec` as JSON.
         is_sealed: `request` is encrypted, because it has secrets.
     """
 
@@ -74,26 +74,26 @@ class Schedule(BaseModel):
     is_sealed: bool = False
 
     def next_after(self, moment: datetime) -> datetime | None:
-        """Return the first tick behind a moment, in UTC; None: there is none any more."""
+        """Return the first tick after a time, in UTC; None: there are no more."""
         found = next(CronSim(self.cron, moment.astimezone(ZoneInfo(self.zone))), None)
         return None if found is None else found.astimezone(UTC)
 
     def next_ticks(self, moment: datetime, *, number: int = PREVIEWED) -> list[datetime]:
-        """Return the next ticks behind a moment, in UTC."""
+        """Return the next ticks after a time, in UTC."""
         ticks = CronSim(self.cron, moment.astimezone(ZoneInfo(self.zone)))
         return [tick.astimezone(UTC) for tick in islice(ticks, number)]
 
 
 class Standing(BaseModel):
-    """How far a schedule has come.
+    """The progress of a schedule.
 
     Attributes:
-        last_tick: the latest that began a conversation.
-        conversation_id: that conversation.
+        last_tick: the latest that started a conversation.
+        conversation_id: the id of that conversation.
         queued: ticks that wait until it has settled, in order.
-        begun: how many ticks have begun a conversation; `skipped`: by the overlap policy; `missed`: too late.
-        error: why the latest tick could not be begun; empty: it could.
-        failing_since: since when the first of `queued` cannot be begun; None: it has not been tried, or others could.
+        begun: the number of ticks that started a conversation; `skipped`: by the overlap policy; `missed`: too late.
+        error: the error of the latest tick that could not start; empty: it could.
+        failing_since: when the first of `queued` failed to start; None: it was not tried, or others could start.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -110,12 +110,12 @@ class Standing(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """The ticks that a schedule has come to.
+    """The due ticks of a schedule.
 
     Attributes:
         tick: the latest that is not too late; None: there is none.
-        missed: how many others nobody has begun.
-        next: the first that has not come; None: there is none any more.
+        missed: the number of other due ticks.
+        next: the first future tick; None: there are no more.
     """
 
     tick: datetime | None
@@ -124,15 +124,17 @@ class Due:
 
 
 def due_of(schedule: Schedule, first: datetime, now: datetime) -> Due:
-    """Return what is to be begun now, if the ticks from `first` on have not been looked at."""
+    """Return the ticks that are due now, counted from `first`, the first unprocessed tick."""
     latest: datetime | None = None
-    number, after, zone = 0, first, ZoneInfo(schedule.zone)
+    number = 0
+    after = first
+    zone = ZoneInfo(schedule.zone)
     for found in islice(CronSim(schedule.cron, (first - MINUTE).astimezone(zone)), MAX_MISSED):
         after = found.astimezone(UTC)
         if after > now:
             break
         latest, number = after, number + 1
-    if number == MAX_MISSED:  # the rest is not gone through
+    if number == MAX_MISSED:  # the rest is not counted
         behind = now.replace(second=0, microsecond=0) + MINUTE
         latest = next(CronSim(schedule.cron, behind.astimezone(zone), reverse=True)).astimezone(UTC)
         after = schedule.next_after(now) or after

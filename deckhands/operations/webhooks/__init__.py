@@ -1,4 +1,4 @@
-"""Webhooks: signed requests that report what happens in conversations.
+"""Webhooks: signed requests that report events of conversations.
 
 Start with: webhook.
 """

@@ -1,8 +1,8 @@
 """The webhooks of a store and their deliveries.
 
-Holds: a secret is shown when a webhook is made and never again; the store has it encrypted. The deliveries of a
-conversation to a webhook form a line, and one worker at a time has a line. See `broker/log/lua/webhooks.lua`.
-Does not: keep more than `KEPT` deliveries of a webhook that have ended.
+Holds: a secret is shown once, when a webhook is created; the store has it encrypted. The deliveries of a conversation
+to a webhook form a line, and one worker at a time has a line. See `broker/log/lua/webhooks.lua`.
+Does not: keep more than `KEPT` finished deliveries of a webhook.
 Keys: `deck:{0}:webhooks…`, `deck:{0}:webhook:<id>:…`, `deck:{k}:hooked`, the field `hooked` of `deck:{k}:clock`.
 """
 
@@ -25,11 +25,11 @@ from deckhands.operations.webhooks.webhook import Delivery, Webhook
 MAX_WEBHOOKS = 1_000
 MAX_OF_TENANT = 50
 KEPT = 200
-"""How many ended deliveries of a webhook are kept."""
+"""The number of finished deliveries kept per webhook."""
 MAX_WAITING = 10_000
 """A webhook with more waiting deliveries is turned off."""
 LEASE_MS = 60_000
-"""How long a worker holds a line; the death of a worker delays the line by this much."""
+"""How long a worker holds a line; the crash of a worker delays the line by this much."""
 SECRET_BYTES = 32
 ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 
@@ -47,7 +47,7 @@ class Line:
     """The deliveries of a conversation to a webhook, while a worker holds them.
 
     Attributes:
-        due: when the hold of the worker ends.
+        due: when the worker's lease ends.
     """
 
     webhook_id: str
@@ -76,13 +76,13 @@ class WebhookBook:
 
         Args:
             form: see `Webhook`.
-            token: for A2A, sent back to the receiver; empty: nothing.
+            token: for A2A, sent back to the receiver; empty: none.
 
         Raises:
             UsageError: the tenant has too many webhooks.
         """
         if sum(hook.tenant == tenant for hook in await self.all()) >= MAX_OF_TENANT:
-            raise UsageError(f"There are {MAX_OF_TENANT} webhooks of this tenant.", remedy="Remove one.")
+            raise UsageError(f"The limit of {MAX_OF_TENANT} webhooks per tenant is reached.", remedy="Remove one.")
         secret_key(BrokerSettings.from_env(), is_made=True)
         webhook_id = "wh_" + "".join(randomness.choice(ALPHABET) for _ in range(16))
         secret = f"whsec_{base64.b64encode(randomness.token_bytes(SECRET_BYTES)).decode()}"
@@ -103,15 +103,15 @@ class WebhookBook:
         )
         await self.mark([tenant])
         if await self._put(hook.id, b"", hook.model_dump_json().encode()) == "full":
-            raise UsageError(f"There are {MAX_WEBHOOKS:,} webhooks.", remedy="Remove one.")
+            raise UsageError(f"The limit of {MAX_WEBHOOKS:,} webhooks is reached.", remedy="Remove one.")
         return hook, secret
 
     def now(self) -> datetime:
-        """Return the time with which deliveries are signed."""
+        """Return the time used to sign deliveries."""
         return self._store.clock.now()
 
     async def mark(self, tenants: list[str]) -> None:
-        """Note in every shard which tenants have webhooks. Idempotent."""
+        """Record in every shard which tenants have webhooks. Idempotent."""
         for names in self._store.all_shards if tenants else ():
             fields = [part for tenant in tenants for part in (tenant, "1")]
             await self._store.call_many([("HSET", names.hooked, *fields), ("HSET", names.clock, "hooked", "1")])
@@ -121,12 +121,12 @@ class WebhookBook:
         flat = await self._store.call("HGETALL", self._names.webhooks)
         found = []
         for text in flat[1::2]:
-            with contextlib.suppress(ValueError):  # of pydantic
+            with contextlib.suppress(ValueError):  # includes pydantic's errors
                 found.append(Webhook.model_validate_json(text))
         return sorted(found, key=lambda hook: (hook.created, hook.id))
 
     async def webhook(self, webhook_id: str) -> Webhook:
-        """Return one.
+        """Return one webhook.
 
         Raises:
             UnknownWebhook: there is none.
@@ -152,7 +152,7 @@ class WebhookBook:
     async def set_enabled(
         self, webhook_id: str, *, is_enabled: bool, why_off: str = "", check: WebhookCheck | None = None
     ) -> Webhook:
-        """Turn a webhook on or off; it gets no events from the time while it is off. Idempotent.
+        """Turn a webhook on or off; events that happen while it is off are not delivered. Idempotent.
 
         Args:
             check: raises unless the caller may change the webhook as it is now; exactly that version is changed.
@@ -179,7 +179,7 @@ class WebhookBook:
         return self._secrets.opened(_sealed_for(hook.id), base64.b64decode(hook.secret))
 
     def token_of(self, hook: Webhook) -> str:
-        """Return the token of an A2A webhook, or empty; raises what `secret_of` does."""
+        """Return the token of an A2A webhook, or empty; raises the errors of `secret_of`."""
         return self._secrets.opened(_sealed_for(hook.id), base64.b64decode(hook.token)) if hook.token else ""
 
     async def plan(self, hook: Webhook, delivery: Delivery) -> str:
@@ -190,7 +190,7 @@ class WebhookBook:
         return str(outcome)
 
     async def due(self, limit: int) -> list[Line]:
-        """Take lines that are due; they must be worked on within `LEASE_MS`."""
+        """Claim due lines; they must be processed within `LEASE_MS`."""
         _, *flat = await self._store.function("deck_send_due", (self._names.root,), limit, LEASE_MS)
         found = []
         for line, due in zip(flat[::2], flat[1::2], strict=True):
@@ -212,7 +212,7 @@ class WebhookBook:
         held = Line(line.webhook_id, line.conversation_id, _text(due))
         try:
             return held, Delivery.model_validate_json(text)
-        except ValueError:  # of pydantic
+        except ValueError:  # includes pydantic's errors
             unreadable = Delivery(
                 id=_text(name),
                 conversation_id=line.conversation_id,
@@ -221,13 +221,13 @@ class WebhookBook:
                 body="",
                 planned=await self._store.now(self._names),
                 state="failed",
-                error="The store has it in a form that cannot be read.",
+                error="Its stored form cannot be read.",
             )
             following = await self.end_attempt(held, unreadable, None)
             return None if following is None else await self.take(following)
 
     async def end_attempt(self, line: Line, delivery: Delivery, pause_seconds: float | None) -> Line | None:
-        """Record how an attempt ended; None if another worker has the line by now.
+        """Record the result of an attempt; None if another worker has the line now.
 
         Args:
             pause_seconds: until the next attempt; None: the delivery has ended.
@@ -241,8 +241,9 @@ class WebhookBook:
         return Line(line.webhook_id, line.conversation_id, _text(rest[0])) if outcome == "ended" else None
 
     async def deliveries(self, webhook_id: str, *, limit: int) -> list[Delivery]:
-        """Return the latest deliveries of a webhook that can be read, newest first."""
-        order, sent = self._names.webhook(webhook_id, "order"), self._names.webhook(webhook_id, "sent")
+        """Return the latest readable deliveries of a webhook, newest first."""
+        order = self._names.webhook(webhook_id, "order")
+        sent = self._names.webhook(webhook_id, "sent")
         names = await self._store.call("ZREVRANGE", order, 0, limit - 1)
         if not names:
             return []
@@ -295,10 +296,10 @@ class WebhookBook:
 
 
 def _delivery_in(text: bytes | None) -> Delivery | None:
-    """Return a delivery that the store has; None: it has none, or one that cannot be read."""
+    """Parse a stored delivery; None: there is none, or it cannot be read."""
     try:
         return None if text is None else Delivery.model_validate_json(text)
-    except ValueError:  # of pydantic
+    except ValueError:  # includes pydantic's errors
         return None
 
 

@@ -1,7 +1,7 @@
-"""One request to a webhook: signed according to Standard Webhooks, to an address that is allowed.
+"""One request to a webhook: signed according to Standard Webhooks, to an allowed address.
 
-Holds: a name is resolved once for each request, and the connection goes to the address that was checked; no redirect is
-followed and no proxy used; a request has a time limit, and the body of its answer is not read.
+Holds: a name is resolved once per request, and the connection goes to the address that was checked; redirects are not
+followed and no proxy is used; a request has a time limit, and the body of its answer is not read.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class AddressRefused(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a request ended.
+    """The result of a request.
 
     Attributes:
         status: the HTTP status; None: there was no answer.
-        error: what was wrong; empty: nothing.
+        error: the error; empty: none.
     """
 
     status: int | None
@@ -42,12 +42,12 @@ class Answer:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the receiver wants no more deliveries."""
+        """Whether the receiver asks for no more deliveries."""
         return self.status == 410
 
 
 def parsed(url: str) -> SplitResult:
-    """Return the parts of an address.
+    """Parse an address.
 
     Raises:
         UsageError: it cannot be used.
@@ -110,7 +110,7 @@ async def send(
     *,
     limit_seconds: float = LIMIT_SECONDS,
 ) -> Answer:
-    """Send one request, and return how it ended."""
+    """Send one request, and return its result."""
     try:
         address = await address_of(url, rules)
         parts = parsed(url)
@@ -136,7 +136,7 @@ async def send(
 
 
 def rules_of(private: str) -> AddressRules:
-    """Return the networks of a setting, which separates them by `,`.
+    """Return the networks of a setting, separated by `,`.
 
     Raises:
         UsageError: one of them is not a network.

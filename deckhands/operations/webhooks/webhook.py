@@ -1,7 +1,8 @@
-"""Webhooks and deliveries as values: which events a webhook gets, and what is sent.
+"""Webhooks and deliveries as values: the events that a webhook gets, and the body of a delivery.
 
 Holds: an event leads to at most one delivery for each webhook. The id of a delivery follows from the webhook, the
 conversation and the event, so planning it twice has no effect.
+Source: A2A protocol 1.0, section 4.3, for the form of its push notifications.
 """
 
 from __future__ import annotations
@@ -22,14 +23,30 @@ from broker.contract import (
     Event,
     is_settled,
 )
-from deckhands.operations.webhooks.a2a_form import push_body
+
+TOKEN_HEADER = "X-A2A-Notification-Token"  # noqa: S105  (the name of a header)
+A2A_STATES = {
+    AgentState.LOADING: "TASK_STATE_SUBMITTED",
+    AgentState.RUNNING: "TASK_STATE_WORKING",
+    AgentState.RATE_LIMITED: "TASK_STATE_WORKING",
+    AgentState.USER_CONFIRMED: "TASK_STATE_WORKING",
+    AgentState.USER_REJECTED: "TASK_STATE_WORKING",
+    AgentState.AWAITING_USER_INPUT: "TASK_STATE_INPUT_REQUIRED",
+    AgentState.AWAITING_USER_CONFIRMATION: "TASK_STATE_INPUT_REQUIRED",
+    AgentState.PAUSED: "TASK_STATE_INPUT_REQUIRED",
+    AgentState.FINISHED: "TASK_STATE_COMPLETED",
+    AgentState.REJECTED: "TASK_STATE_REJECTED",
+    AgentState.ERROR: "TASK_STATE_FAILED",
+    AgentState.STOPPED: "TASK_STATE_CANCELED",
+}
+
 
 SETTLED = "conversation.settled"
 WAITING = "conversation.waiting"
 STATE_CHANGED = "conversation.state_changed"
 OTHER = "conversation.event"
 STATES = (WAITING, SETTLED, STATE_CHANGED)
-"""The names of a change of state: a delivery has the first name that fits and that its webhook gets."""
+"""The names of a change of state: a delivery has the first name that applies and that its webhook gets."""
 MAX_URL_CHARS = 2_000
 MAX_CHOSEN = 32
 MAX_EVENT_BYTES = 8_192
@@ -39,7 +56,7 @@ RETRY_SECONDS = (5.0, 30.0, 120.0, 600.0, 1_800.0, 7_200.0, 18_000.0, 36_000.0)
 
 
 def checked_choice(name: str) -> str:
-    """Return the name of an event that a webhook may get.
+    """Return the name of an event that a webhook may get, checked.
 
     Raises:
         ValueError: there is no such event.
@@ -61,9 +78,9 @@ class Webhook(BaseModel):
         events: the events that it gets: names of `STATES`, and kinds.
         secret: signs deliveries; encrypted and in base64.
         created: it gets no earlier event.
-        why_off: why it was turned off automatically; empty: it was not.
+        why_off: the reason why it was turned off automatically; empty: it was not.
         form: the form of deliveries: ours, or that of A2A's push notifications.
-        token: for A2A: sent back to the receiver; encrypted and in base64; empty: nothing.
+        token: for A2A: sent back to the receiver; encrypted and in base64; empty: none.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -90,7 +107,7 @@ class Webhook(BaseModel):
         return OTHER if event.kind in self.events else ""
 
     def concerns(self, conversation_id: str, tenant: str) -> bool:
-        """Whether it reports a conversation."""
+        """Return whether it reports a conversation."""
         is_its = self.tenant in ("*", tenant) and self.conversation_id in ("", conversation_id)
         return self.is_enabled and is_its
 
@@ -101,10 +118,10 @@ class Delivery(BaseModel):
     Attributes:
         id: the header `webhook-id`, the same in every attempt.
         body: the body of the request.
-        attempts: how many there were.
+        attempts: the number of attempts so far.
         next_attempt: when the next one is due; None: at once, or never.
         status: the HTTP status of the latest attempt; None: there was no answer.
-        error: what was wrong with it; empty: nothing.
+        error: the error of the latest attempt; empty: none.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -169,3 +186,12 @@ def delivery_of(hook: Webhook, conversation_id: str, event: Event, about: Mappin
         body=body,
         planned=now,
     )
+
+
+def push_body(conversation_id: str, event: AgentStateChangedObservation) -> str:
+    """Return a change of state in the form that A2A's clients read."""
+    status: dict[str, object] = {"state": A2A_STATES[event.agent_state]}
+    if event.timestamp is not None:
+        status["timestamp"] = event.timestamp.isoformat()
+    update = {"taskId": conversation_id, "contextId": conversation_id, "status": status}
+    return json.dumps({"statusUpdate": update}, ensure_ascii=True)

@@ -76,4 +76,4 @@ def test_what_is_deleted_for_good_is_said(tmp_path) -> None:
     assert "nothing leaves the store" in policy(tmp_path, archives).warning("")
     assert policy(tmp_path, archives).warning("/archive") == ""
     assert policy(tmp_path, archives + deletes).warning("/archive").startswith("a retention rule deletes conversations")
-    assert policy(tmp_path, deletes * 2).warning("").startswith("2 retention rules delete conversations for good")
+    assert policy(tmp_path, deletes * 2).warning("").startswith("2 retention rules delete conversations permanently")

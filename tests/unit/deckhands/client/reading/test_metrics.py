@@ -106,7 +106,7 @@ def test_a_summary_shows_models_latencies_and_the_cache() -> None:
 
 def test_a_budget_that_cannot_be_kept_is_said_to_be() -> None:
     limited = created(limits={"max_budget_usd": 0.5})
-    told = "Cost:         unknown; the budget of $0.50 counts only calls whose price is known"
+    told = "Cost:         unknown; the budget of $0.50 covers only calls of known price"
     assert told in summary_lines(summarize(numbered(limited, replied("acme/small", "r1", None, 1.0))))
     assert "Cost:         $0.2500" in summary_lines(
         summarize(numbered(limited, replied("acme/small", "r1", 0.25, 1.0)))

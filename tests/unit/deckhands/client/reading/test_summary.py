@@ -76,7 +76,7 @@ def test_that_the_provider_counted_nothing_is_said():
     summary = summarize(events)
     assert summary.estimated_calls == 1
     said = next(line for line in summary_lines(summary) if line.startswith("Cost:"))
-    assert said == "Cost:         $1.0000; estimated for 1 call whose tokens the provider did not count"
+    assert said == "Cost:         $1.0000; estimated for 1 call without token counts from the provider"
 
 
 def test_unsandboxed_runs_are_reported_whatever_was_requested():

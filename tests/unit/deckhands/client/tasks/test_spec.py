@@ -124,7 +124,7 @@ def test_conversation_can_be_delayed_and_expire() -> None:
     conversation = AsyncConversation(delay=60, expires=timedelta(hours=1), double_texting="reject", title="Later")
     spec = conversation._spec
     assert (spec.delay, spec.expires, spec.double_texting, spec.headless) == (60.0, 3_600.0, "reject", False)
-    with pytest.raises(UsageError, match="it would expire before it may begin"):
+    with pytest.raises(UsageError, match="it would expire before it may start"):
         AsyncConversation(delay=60, expires=30)
 
 

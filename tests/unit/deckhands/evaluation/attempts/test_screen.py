@@ -45,8 +45,8 @@ STANDING = Standing(
 
 def test_a_line_says_what_binds_now() -> None:
     assert STANDING.line == (
-        "4 of 10 attempts ended (3 resolved, 1 unresolved), 3 under way, 1 min left; $1.5000, $0.5000 and 3,000 tokens "
-        "a minute; 2 429s; limit 3, bound by acme/large: 429s: they came at 5 at once; acme/large hurts at 5"
+        "4 of 10 attempts ended (3 resolved, 1 unresolved), 3 in flight, 1 min left; $1.5000, $0.5000 and 3,000 tokens "
+        "a minute; 2 429s; limit 3, bound by acme/large: 429s: they came at 5 at once; acme/large overloads at 5"
     )
 
 
@@ -56,7 +56,7 @@ def test_table_fits_the_screen_and_ignores_escape_sequences() -> None:
     assert all(len(line) <= 80 for line in lines)
     assert lines[0].startswith("INSTANCE")
     assert "\\x1b[2J" in lines[1]
-    assert lines[3] == "… and 1 more under way"
+    assert lines[3] == "… and 1 more in flight"
     assert "\x1b" not in "".join(lines)
 
 

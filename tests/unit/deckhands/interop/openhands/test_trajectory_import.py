@@ -231,7 +231,7 @@ def test_truncated_file_keeps_its_contents(tmp_path: Path) -> None:
     whole, findings = read_with_findings(tmp_path, text[:-1])
     assert len(whole) == 10
     assert findings == [
-        "Whatever follows event 7 cannot be read and is left out: the file ends in the middle of the list"
+        "Everything after event 7 cannot be read and is left out: the file ends in the middle of the list"
     ]
 
 
