@@ -1,7 +1,7 @@
-"""What is asked of a model next: the step itself, or what a condenser or a critic has to say first.
+"""The next request to a model: a step, or a question of a condenser or a critic.
 
-Holds: a function of the state, the View and the agent, and what an answer leads to is a function of the answer: a
-worker that dies in between costs one model call, and the next one asks the same.
+Holds: a question is a function of the state, the View and the agent; its result is a function of the answer. A worker
+crash in between costs one model call, and the next owner asks the same question.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Question:
     """One request to one model.
 
     Attributes:
-        seen_id: the last event the prompt was made from.
-        conclude: what the answer means to the condenser or the critic that asks; None for a step.
+        seen_id: the last event in the prompt.
+        conclude: converts the answer to events for the condenser or the critic; None for a step.
     """
 
     llm: LLMSpec
@@ -37,7 +37,7 @@ class Question:
     conclude: Callable[[ModelReply], Event] | None = None
 
     def events_of(self, reply: ModelReply, agent: Agent, state: State) -> tuple[Event, ...]:
-        """Return what an answer leads to, the reply itself first."""
+        """Return the events of an answer. The reply comes first."""
         if self.conclude is None:
             output = state.setup.agent.output
             if output is not None and self.request.output_schema is not None and handed_in(reply, output) is not None:
@@ -50,11 +50,11 @@ class Question:
 async def next_question(
     state: State, agent: Agent, recollection: Recollection, models: Models
 ) -> Question | CondensationAction:
-    """Return what to ask, or a condensation for which nobody needs to be asked.
+    """Return the next question, or a condensation that needs no model call.
 
     Raises:
         CorruptEntry: an entry of the log is damaged or missing.
-        ModelNotOffered, LLMConfigError: the conversation may not ask the model that it names.
+        ModelNotOffered, LLMConfigError: the conversation may not use the model that it names.
     """
     question = await _unrouted(state, agent, recollection, models)
     if not isinstance(question, Question):
@@ -63,7 +63,7 @@ async def next_question(
 
 
 def tenant_of(state: State) -> str:
-    """Return the tenant of a conversation; empty: it has none."""
+    """Return the tenant of a conversation; empty if it has none."""
     return state.setup.tenancy.tenant
 
 
@@ -126,7 +126,7 @@ async def _question_to_critic(state: State, recollection: Recollection, models: 
 
 
 def _asked_once(llm: LLMSpec) -> LLMSpec:
-    """Return the model without prompt caching, for a prompt that is never sent again."""
+    """Return the model without prompt caching, for a prompt that is sent only once."""
     return llm.model_copy(update={"caching_prompt": False})
 
 

@@ -1,4 +1,4 @@
-"""Makes the client of a model, which may take seconds, beside the loop."""
+"""Creates the client of a model in the background, because that may take seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from controller_worker.model.steps.pending_call import PendingCall, RestOfStart,
 
 
 async def make_missing_client(call: PendingCall, rest: RestOfStart) -> StartOutcome:
-    """Make the client that a router needs to choose a model; append the failure of one that cannot be made."""
+    """Create the client that a router needs to choose a model. If that fails, append the failure."""
     failure = call.task.failure
     call.task.failure = None
     if failure is not None and failure[0] == step_of(call.wanted):
@@ -27,7 +27,7 @@ async def make_missing_client(call: PendingCall, rest: RestOfStart) -> StartOutc
 
 
 async def require_client(call: PendingCall, rest: RestOfStart) -> StartOutcome:
-    """Make the client of the model that is asked, if there is none."""
+    """Create the client of the requested model, if it does not exist yet."""
     if not call.models.is_ready(call.question.llm):
         return _start_making(call, call.question.llm)
     return await rest(call)

@@ -1,4 +1,4 @@
-"""Makes the question of a call; a condensation without a question takes the place of the call."""
+"""Creates the question of a call. A condensation that needs no model call replaces the call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from controller_worker.providers import LLMConfigError
 
 
 async def make_question(call: PendingCall, rest: RestOfStart) -> StartOutcome:
-    """Make the question from the log and choose its model."""
+    """Create the question from the log and choose its model."""
     try:
         question = await next_question(call.state, call.agent, call.recollection, call.models)
     except (ModelNotOffered, LLMConfigError) as error:
