@@ -1,7 +1,7 @@
-"""Claude by Anthropic's own SDK: authentication, connections and errors are the SDK's, the bytes are ours.
+"""Claude through Anthropic's SDK. The SDK handles authentication, connections and errors; the request bytes are ours.
 
-Holds: one attempt per call; the SDK never retries. A turn that the provider has paused is continued within its call.
-Does not: import the SDK before a model is created; that costs more than a second of CPU.
+Holds: one attempt per call; the SDK never retries. A turn that the provider paused is continued within its call.
+Does not: import the SDK before a model is created; the import costs more than a second of CPU.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class AnthropicLLM:
     """The backend for Claude."""
 
     def __init__(self, config: LLMConfig, clock: Clock) -> None:
-        """Import the SDK and prepare a client; nothing is sent.
+        """Import the SDK and create a client. Sends no request.
 
         Raises:
-            LLMConfigError: there is no key, or `drop_params` is off and a parameter is set that the model refuses.
+            LLMConfigError: there is no key, or `drop_params` is off and the model refuses a parameter that is set.
         """
         self._config = config
         model = config.model.removeprefix(PREFIX)
@@ -70,7 +70,7 @@ class AnthropicLLM:
         self._clock = clock
 
     async def complete(self, request: ModelRequest) -> Completion:
-        """Ask once, and again for as long as the turn pauses. See `LLM.complete`."""
+        """Call the model once, and again while its turn is paused. See `LLM.complete`."""
         began = self._clock.monotonic()
         parameters = self._parameters
         if request.temperature is not None and "temperature" in parameters:
@@ -98,7 +98,7 @@ class AnthropicLLM:
         )
 
     async def _ask(self, parameters: Mapping[str, Any], request: ModelRequest) -> tuple[Any, Completion]:
-        """Return a message, and what it is as a completion, whatever is in it."""
+        """Return a message and its completion, even if it has no content."""
         stream = MessagesStream if is_streamed(request, is_long=self._is_long) else None
         if stream is not None:
             parameters = {**parameters, "stream": True}
@@ -128,7 +128,7 @@ class AnthropicLLM:
         return token_count(answer.get("input_tokens")) or None if isinstance(answer, dict) else None
 
     async def send(self, method: str, path: str, content: bytes, headers: Mapping[str, str]) -> bytes:
-        """Make a request of another kind than a call, for `batching`; raises `ModelError`."""
+        """Make a request other than a call, for `batching`. Raises `ModelError`."""
         sent = None if method == "GET" else content
         return await self._client.request(method, path, {**headers, **self._versions}, content=sent)
 
@@ -138,7 +138,7 @@ class AnthropicLLM:
 
 
 def _container(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what keeps a turn in the container in which it has run code so far."""
+    """Return the field that keeps a turn in the container in which it has run code."""
     container = message.get("container")
     name = container.get("id") if isinstance(container, Mapping) else None
     return {"container": name} if isinstance(name, str) and name else {}
@@ -159,18 +159,19 @@ def _client(config: LLMConfig, clock: Clock) -> RawClient:
 
     options = connections(httpx2, config)
     key = config.api_key.get_secret_value() if config.api_key is not None else None
-    if key is None and config.base_url is not None:  # a key of the environment is for Anthropic alone
+    if key is None and config.base_url is not None:  # a key from the environment is for Anthropic only
         raise LLMConfigError(f"There is no key for {config.model!r} at its own address.", remedy="Set LLM_API_KEY.")
     try:
         client = anthropic.AsyncAnthropic(
             api_key=key,
-            # ANTHROPIC_BASE_URL is the address of the environment's key, and not of ours.
+            # ANTHROPIC_BASE_URL is the address of the environment's key, not of the configured key.
             base_url=config.base_url.rstrip("/").removesuffix("/v1") if config.base_url else URL if key else None,
             max_retries=0,
             timeout=options["timeout"],
-            # Gateways that predate the SDK's second version look for the key here.
+            # Gateways older than the SDK's second version look for the key here.
             default_headers={"X-Api-Key": key} if key and config.base_url else None,
-            # The SDK's other client searches all its connections for each request: twice the CPU at 200 in flight.
+            # The SDK's other client searches all its connections for each request: twice the CPU at 200 calls in
+            # flight.
             http_client=anthropic.DefaultAioHttpClient(**options),
         )
     except anthropic.CredentialsError as error:

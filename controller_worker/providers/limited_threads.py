@@ -1,8 +1,8 @@
-"""Threads for code that may block for ever, such as a class of the operator or the library of a provider.
+"""Threads for code that may block forever, such as an operator's class or a provider's library.
 
-Holds: a caller can be cancelled, and waits for a limited time. A thread that never ends delays neither the event loop,
-nor the threads of the loop, nor the end of the process. The number of such threads is bounded.
-Does not: end a thread; nothing can.
+Holds: callers can be cancelled, and their wait is limited. A thread that never ends delays neither the event loop, nor
+the loop's threads, nor the exit of the process. The number of such threads is bounded.
+Does not: stop a thread; Python cannot.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class _DaemonThreads(Executor):
-    """One daemon thread for each call: the process does not wait for it at its end."""
+    """Starts one daemon thread per call, so that the process can exit without waiting for it."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """See `Executor.submit`."""
@@ -53,10 +53,10 @@ class LimitedThreads:
         """Call a function in a thread and return its result, or raise its error.
 
         Args:
-            what: the subject of the error's text.
+            what: the subject of the error text.
 
         Raises:
-            LLMConfigError: it has not ended in time, or too many others have not.
+            LLMConfigError: the call exceeded its time limit, or too many earlier calls are still running.
         """
         if self._stuck >= MAX_STUCK:
             raise LLMConfigError(

@@ -1,8 +1,8 @@
-"""What a model can do, by its name: OpenHands' table of globs, completed by litellm's for newer models.
+"""The features of a model, by its name: OpenHands' table of globs, completed by litellm's for newer models.
 
 Holds: a pattern without `/` is matched against the normalised base name, one with `/` against the whole lower-case
 name.
-Does not: ask anybody; a model that neither table knows has no feature but stop words.
+Does not: query a provider. A model in neither table has no feature except stop words.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ Responses API, or as what is attached to each call (Gemini)."""
 
 @dataclass(frozen=True, slots=True)
 class ModelFeatures:
-    """What a model can do.
+    """The features of a model.
 
     Attributes:
-        is_claude: made by Anthropic, whatever provider serves it.
-        function_calling: takes tools natively.
+        is_claude: made by Anthropic, at any provider.
+        function_calling: supports tools natively.
         reasoning: a reasoning model that refuses temperature and top_p.
-        reasoning_effort: takes an effort.
-        adaptive_thinking: decides by itself how much to think, when asked to.
-        sampling: takes temperature, top_p and top_k.
-        sampling_defaults: takes our defaults for them, which nobody has chosen.
-        prompt_cache: takes explicit cache marks.
-        stop_words: takes stop sequences.
-        thoughts: the form in which it reads its thoughts again.
-        strict_schemas: can be held to the schemas of its tools and of its output.
+        reasoning_effort: accepts a reasoning effort.
+        adaptive_thinking: decides by itself how much to think, if asked to.
+        sampling: accepts temperature, top_p and top_k.
+        sampling_defaults: accepts our defaults for these, which the user did not set.
+        prompt_cache: accepts explicit cache marks.
+        stop_words: accepts stop sequences.
+        thoughts: the format in which it accepts its thinking back.
+        strict_schemas: supports enforced schemas for its tools and its output.
     """
 
     is_claude: bool
@@ -85,7 +85,7 @@ class ModelFeatures:
 
 @lru_cache(maxsize=256)
 def features_of(model: str) -> ModelFeatures:
-    """Return what the model can do."""
+    """Return the features of the model."""
     row = look_up(model)
     is_claude = "claude" in normalised(model)
     is_listed = _matches(model, REASONING_EFFORT)
@@ -93,7 +93,7 @@ def features_of(model: str) -> ModelFeatures:
     refuses_sampling = is_listed or (reasons and _matches(model, OPENAI_REASONING))
     calls_functions = _matches(model, FUNCTION_CALLING)
     is_new = is_claude or _matches(model, LATER_REASONING)
-    # Differs: the original knows these features by its globs alone, which end with the models of late 2025.
+    # Differs: the original knows these features by its globs only, which end with the models of late 2025.
     return ModelFeatures(
         is_claude=is_claude,
         function_calling=calls_functions or (is_new if row is None else row.function_calling),
@@ -101,7 +101,7 @@ def features_of(model: str) -> ModelFeatures:
         reasoning_effort=(is_listed or (row is not None and row.takes_effort) if is_claude else reasons)
         and not _matches(model, EFFORT_NEVER_SENT),
         adaptive_thinking=is_claude and row is not None and row.thinks_adaptively,
-        # An unknown Claude is a new one: it calls tools, and refuses sampling parameters.
+        # An unknown Claude is a new one: it supports tools and refuses sampling parameters.
         sampling=row.takes_sampling if row is not None else not is_claude,
         sampling_defaults=not reasons and (row.takes_sampling if row is not None else calls_functions),
         prompt_cache=_matches(model, PROMPT_CACHE) or (is_claude and row is not None and row.prompt_cache),
@@ -124,13 +124,13 @@ def _thought_form(model: str, *, reasons: bool, asks_responses: bool) -> Thought
 
 
 def sees_images(model: str) -> bool:
-    """Say whether the model is known to take images."""
+    """Return whether the model is known to accept images."""
     row = look_up(model)
     return "claude" in normalised(model) if row is None else row.vision
 
 
 def normalised(model: str) -> str:
-    """Return the lower-case base name, without provider, `:variant` and `-gguf`."""
+    """Return the lower-case base name without provider, `:variant` and `-gguf`."""
     name = model.strip().lower()
     if "/" in name:
         name = name.rsplit("/", 1)[1].split(":", 1)[0]

@@ -1,7 +1,7 @@
-"""OpenAI's Batch API for Chat Completions: a file of calls, a batch made of it, files of results.
+"""OpenAI's Batch API for Chat Completions: a file of calls, a batch created from it, and result files.
 
-Holds: at most 50,000 calls and 200 MB a batch (the provider's limits; ours are lower); a batch carries our name for it,
-by which it is found again; a file that was deleted can no longer become a batch.
+Holds: at most 50,000 calls and 200 MB per batch (the provider's limits; ours are lower). A batch carries our name, by
+which it is found again. A deleted file cannot become a batch.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class OpenAIBatches:
         try:
             await self._send("DELETE", f"/files/{uploaded}", b"", {})
         except NotFoundError:
-            return  # an earlier sender did it
+            return  # an earlier sender deleted it
 
     async def find(self, sought: Sought) -> str | None:
         """See `BatchProvider.find`."""

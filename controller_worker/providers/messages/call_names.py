@@ -1,9 +1,9 @@
-"""Names and ids of tool calls as providers take them back.
+"""Names and ids of tool calls in a form that providers accept.
 
-A model may write a name that is none, and another provider's ids have another form. The provider that gets the
-history next then refuses the whole request, this one and every later one.
+A model may write an invalid name, and another provider's ids have another format. A provider that gets such a history
+refuses this request and every later one.
 
-Holds: what fits stays as it is; what is different stays different.
+Holds: valid names and ids stay unchanged. Different ones stay different.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OTHER = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 def fitting(name: str) -> str:
-    """Return a name or an id in letters, digits, `_` and `-`, at most 64 and at least one of them."""
+    """Return a name or an id reduced to letters, digits, `_` and `-`, 1 to 64 characters long."""
     if name and len(name) <= NAME_LIMIT_CHARS and not _OTHER.search(name):
         return name
     mark = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:8]
@@ -30,7 +30,7 @@ def fitting(name: str) -> str:
 
 
 def with_distinct_ids(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return messages in which no two calls have the same id, as when a server begins to count again in each reply."""
+    """Return messages in which call ids are unique, for servers that restart their numbering in each reply."""
     ids = [call.id for message in messages for call in message.tool_calls]
     if len(set(ids)) == len(ids):
         return messages

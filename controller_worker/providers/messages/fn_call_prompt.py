@@ -1,9 +1,9 @@
-"""What a model without function calling reads about tools: their description, the form of a call, an example.
+"""The tool section of a prompt for models without function calling: descriptions, call format, example.
 
-The structure is OpenHands' (6.5: headings, order, banners), so that models trained on it recognise it; the words are
+The structure is OpenHands' (6.5: headings, order, banners), so that models trained on it recognise it. The words are
 ours.
 
-Holds: the same tools give the same text, byte for byte, so that a provider's prompt cache stays warm.
+Holds: the same tools produce the same bytes, so that a provider's prompt cache stays warm.
 """
 
 from __future__ import annotations
@@ -112,17 +112,17 @@ def describe_tools(tools: Sequence[ToolSpec]) -> str:
 
 
 def system_suffix(tools: Sequence[ToolSpec]) -> str:
-    """Return what is added to the system prompt."""
+    """Return the text to append to the system prompt."""
     return f"\n\nYou have access to the following functions:\n\n{describe_tools(tools)}{_FORM}"
 
 
 def wants_example(model: str) -> bool:
-    """Say whether the first message of a person should carry the example."""
+    """Return whether the first user message needs the example."""
     return not any(part in model.lower() for part in NO_EXAMPLE_FOR)
 
 
 def with_example(text: str, tools: Sequence[ToolSpec]) -> str:
-    """Return a person's first text between the example and the reminder; unchanged where no tool has an example."""
+    """Return the first user text between example and reminder; unchanged if no tool has an example."""
     names = {tool.name for tool in tools}
     if not names & set(EXAMPLE_TOOLS):
         return text
@@ -131,7 +131,7 @@ def with_example(text: str, tools: Sequence[ToolSpec]) -> str:
 
 
 def with_suffix(message: Message, suffix: str) -> Message:
-    """Return the system message with a text added to its last text, or as a separate text."""
+    """Return the system message with a text appended to its last text part, or as a new part."""
     content = message.content
     if content and isinstance(content[-1], TextPart):
         content = (*content[:-1], TextPart(content[-1].text + suffix))
@@ -141,7 +141,7 @@ def with_suffix(message: Message, suffix: str) -> Message:
 
 
 def type_names(schema: Any) -> tuple[str, ...]:
-    """Return the JSON types that a parameter's schema names, in its order; empty when it does not say."""
+    """Return the JSON types named in a parameter's schema, in order; empty if it names none."""
     if not isinstance(schema, dict):
         return ()
     kind = schema.get("type")

@@ -1,7 +1,6 @@
-"""The raw text of a tool call's arguments, as the object that providers want to see again.
+"""Converts the raw arguments of a tool call to the JSON object that providers accept in a history.
 
-Holds: what comes back is strict JSON, whatever a model wrote: servers that read a history refuse the whole request for
-one call in it that is none.
+Holds: the result is strict JSON, whatever the model wrote. Servers refuse a whole request for one invalid call in it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ MALFORMED_ARGUMENTS_KEY = "malformed_arguments"
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:
-    """Return the arguments, or the text itself under a separate key if it is not a JSON object."""
+    """Return the arguments; if the text is not a JSON object, the text under a key of its own."""
     try:
         parsed = json.loads(arguments or "{}", parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
@@ -23,14 +22,14 @@ def arguments_object(arguments: str) -> dict[str, Any]:
 
 
 def arguments_text(arguments: str) -> str:
-    """Return the text as the model wrote it, or as JSON if it is not a JSON object."""
+    """Return the text unchanged, or re-encoded as JSON if it is not a JSON object."""
     found = arguments_object(arguments)
     is_kept = bool(arguments) and MALFORMED_ARGUMENTS_KEY not in found
     return arguments if is_kept else json.dumps(found, ensure_ascii=False)
 
 
 def _refuse(name: str) -> Any:
-    """NaN and the infinities are Python's, not JSON's: sent back, they would spoil the whole request."""
+    """Reject NaN and the infinities, which Python parses but JSON forbids. Sent back, they fail the request."""
     raise ValueError(f"{name} is not JSON")
 
 

@@ -52,7 +52,7 @@ def without_login(proxy: str | None) -> tuple[str | None, str]:
     try:
         address = urlsplit(proxy)
         has_place = bool(address.hostname) and address.port != 0
-    except ValueError:  # of the port, or of brackets
+    except ValueError:  # a bad port or bad brackets
         raise LLMConfigError("The proxy of the environment is not an address.", remedy=PROXY_REMEDY) from None
     shown = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
     if address.scheme not in ("http", "https") or not has_place:
