@@ -33,12 +33,12 @@ PREFIX = "anthropic/"
 URL = "https://api.anthropic.com"
 LAST_VERSION_WITH_SAMPLING = "2023-06-01"
 PAUSES_LIMIT = 10
-"""A turn that pauses more often ends there, with what it has brought."""
+"""A turn with more pauses ends after this many; its content so far is used."""
 
 _PATH = "/v1/messages"
 _COUNT_PATH = "/v1/messages/count_tokens"
 _COUNTED_FIELDS = ("model", "thinking", "tool_choice", "output_config")
-"""What of our fields the endpoint takes, besides the conversation."""
+"""Request fields that the counting endpoint accepts, besides the conversation."""
 
 
 class AnthropicLLM:

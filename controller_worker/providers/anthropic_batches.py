@@ -91,7 +91,7 @@ class AnthropicBatches:
         await self._close()
 
     async def _since(self, created_ms: int) -> list[dict[str, Any]]:
-        """Return the batches created since `sought.sent_ms`, newest first."""
+        """Return the batches created at or after a time, newest first."""
         found: list[dict[str, Any]] = []
         after = ""
         for _ in range(PAGES_LIMIT):

@@ -29,7 +29,7 @@ from controller_worker.providers.errors import (
 PAGE_SIZE = 100
 PAGES_LIMIT = 50
 CLOCKS_DIFFER_MS = 60_000
-"""By how much the provider's clock may differ from ours."""
+"""The maximum difference between the provider's clock and ours."""
 
 Send = Callable[[str, str, bytes, Mapping[str, str]], Awaitable[bytes]]
 """One request at the provider: method, path, body and headers; returns the body of the answer or raises ModelError."""

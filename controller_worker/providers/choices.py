@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from controller_worker.providers.errors import MODEL_ERRORS
 
 SAME_ELSEWHERE = frozenset({"context_window", "content_policy", "bad_request"})
-"""Errors that another model or key is likely to give too: a fallback is for them only where it says so."""
+"""Errors that another model or key is likely to repeat. A fallback applies to them only if it lists them."""
 PRIMARY = "primary"
-"""What a router calls its own profile's model."""
+"""A router's name for its own profile's model."""
 
 
 class Fallback(BaseModel):

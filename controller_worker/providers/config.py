@@ -39,7 +39,7 @@ ENV_FALLBACK_PREFIX = "LITELLM_"
 ENV_FALLBACK_FIELDS = ("model", "api_key", "base_url", "api_version")
 DEFAULT_TOTAL_TIMEOUT_SECONDS = 600.0
 OF_THE_CONVERSATION = frozenset({"messages", "stream", "system", "tools"})
-"""Fields of a request that a setting cannot replace."""
+"""Request fields that a setting cannot replace."""
 OF_THE_ENTRY_AS: Mapping[str, str] = {
     "api_base": "base_url",
     "aws_bedrock_runtime_endpoint": "base_url",
@@ -52,11 +52,11 @@ OF_THE_ENTRY = frozenset(
         *("aws_access_key_id", "aws_secret_access_key", "aws_region_name"),
     }
 )
-"""What of a request says where it goes and by which key: fields of the settings themselves."""
+"""Request fields that set the destination and the key; the settings have fields of their own for these."""
 OPENAI_HOST = "api.openai.com"
 AZURE_API_VERSION = "2024-12-01-preview"
 LITELLM_ENVIRONMENT: Mapping[str, str] = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION"}
-"""No fetching of prices, and no `.env` file of whatever directory we happen to run in."""
+"""Prevents litellm from fetching prices and from reading a `.env` file in the current directory."""
 
 Wish = Literal["off", "auto", "on"]
 
@@ -67,7 +67,7 @@ NOT_HERE: Mapping[str, str] = {
     "log_completions": "replies are in the log, prompts are never stored",
     "log_completions_folder": "replies are in the log, prompts are never stored",
 }
-"""Settings of OpenHands that are refused, and why."""
+"""Settings of OpenHands that are not supported, with the reason."""
 
 _ADDRESS_VARIABLE = re.compile(r"(?!DECKHANDS_|LLM_|LITELLM_BASE_URL|ANTHROPIC_)[A-Z0-9_]+_(API_BASE|BASE_URL|API_URL)")
 _MADE_OF = "_API_BASE"
@@ -384,7 +384,7 @@ _PARTS: Mapping[str, type[BaseModel]] = {
     "clear_tool_uses": ToolUseClearing,
     "compact": Compaction,
 }
-"""By the name of the field that holds them."""
+"""Nested settings by field name."""
 
 
 def set_litellm_environment() -> None:

@@ -17,7 +17,7 @@ COMPACTION_BETA = "compact-2026-01-12"
 BETA_HEADER = "anthropic-beta"
 COMPACT = "compact_20260112"
 LEAST_TRIGGER_TOKENS = 50_000
-"""Of a compaction; the provider refuses less."""
+"""Minimum trigger of a compaction; the provider refuses less."""
 INSTRUCTIONS_LIMIT_CHARS = 20_000
 
 Fields = dict[str, Any]

@@ -166,7 +166,7 @@ MODEL_ERRORS: Mapping[str, type[ModelError]] = {
         NoResponseError,
     )
 }
-"""The family by code."""
+"""Error classes by code."""
 
 
 class HookVeto(DeckhandsError):

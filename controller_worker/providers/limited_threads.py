@@ -17,7 +17,7 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 from controller_worker.providers.errors import LLMConfigError
 
 MAX_STUCK = 64
-"""How many threads may run whose callers have left."""
+"""The maximum number of threads without a waiting caller."""
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

@@ -54,7 +54,7 @@ LOCAL_PROVIDERS = frozenset(
         "xinference",
     }
 )
-"""Providers that are servers of one's own; litellm looks for most of them on this machine."""
+"""Self-hosted providers. litellm looks for most of them on this machine."""
 ADDRESSED_PROVIDERS = frozenset(
     {
         *("azure", "azure_ai", "azure_text", "bedrock", "bedrock_converse", "bedrock_mantle", "databricks", "oci"),
@@ -71,10 +71,10 @@ ADDRESSED_PROVIDERS = frozenset(
         "watsonx_text",
     }
 )
-"""Providers whose address is the customer's own, and which log in by what the environment says of it."""
+"""Providers with a customer-specific address, whose login comes from the environment."""
 WITHOUT_PUBLIC_ADDRESS = LOCAL_PROVIDERS | {"azure", "azure_ai", "azure_text"}
 PROVIDERS_OWN = "llm_provider-"
-"""What litellm puts before the names of a provider's own headers."""
+"""litellm's prefix for the names of a provider's own headers."""
 
 
 _log = logging.getLogger(__name__)

@@ -30,14 +30,14 @@ LATER_REASONING = (
     *("gpt-[6-9]*", "gpt-[1-9][0-9]*", "o[1-9]-pro*", "o[5-9]*", "gemini-[3-9]*"),
     *("kimi-k2.[5-9]*", "kimi-k2-thinking*", "kimi-k[3-9]*"),
 )
-"""Models that the original's globs end before, for installations whose price table lacks them, too."""
+"""Models newer than the original's globs. Needed for installations whose price table lacks them."""
 OPENAI_REASONING = ("gpt-*", "o[1-9]*", "openai.gpt-*")
-"""Those that reason among these refuse a temperature; other makers' take one."""
+"""Reasoning models among these refuse a temperature; those of other makers accept one."""
 THOUGHT_READERS = (
     *("kimi-k2-thinking*", "kimi-k2.[5-9]*", "kimi-k[3-9]*", "minimax-m[2-9]*", "glm-4.[6-9]*", "glm-[5-9]*"),
     *("deepseek-reasoner*", "deepseek-chat*", "deepseek-v3.2*", "deepseek-v[4-9]*", "mimo-v2*"),
 )
-"""Models that answer with `reasoning_content` and want it back: some refuse a call's result without it."""
+"""Models whose `reasoning_content` must be sent back: some refuse a call's result without it."""
 PROMPT_CACHE = (
     *("claude-3-7-sonnet*", "claude-3.7-sonnet*", "claude-sonnet-3-7-latest", "claude-3-5-sonnet*"),
     *("claude-3-5-haiku*", "claude-3.5-haiku*", "claude-3-haiku-20240307", "claude-3-opus-20240229"),
@@ -48,8 +48,8 @@ EFFORT_NEVER_SENT = ("claude-sonnet-4-5*", "claude-haiku-4-5*", "grok-4", "grok-
 
 
 ThoughtForm = Literal["none", "signed", "content", "items", "calls"]
-"""How a model's thoughts return to it: not at all, as Claude's signed blocks, as `reasoning_content`, as items of the
-Responses API, or as what is attached to each call (Gemini)."""
+"""The format in which a model's thinking is sent back: not at all, as Claude's signed blocks, as `reasoning_content`, as
+items of the Responses API, or as attachments of calls (Gemini)."""
 
 
 @dataclass(frozen=True, slots=True)

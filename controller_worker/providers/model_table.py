@@ -26,14 +26,14 @@ TABLE_FILE = "model_prices_and_context_window_backup.json"
 OTHER_PROVIDERS = frozenset(
     {"huggingface", "ollama_chat", "openrouter", "sagemaker_chat", "vertex_ai_beta", "watsonx_text", "xinference"}
 )
-"""Providers of which the table prices no model."""
+"""Providers without any priced model in the table."""
 
 SERVICE_TIERS = ("flex", "priority")
-"""That the table prices apart."""
+"""Service tiers with separate prices in the table."""
 HOUR_FACTOR = 2.0
-"""What writing a token into Claude's cache for an hour costs, in prices of input."""
+"""The price of writing a token to Claude's cache for an hour, as a multiple of the input price."""
 BATCH_SHARE = 0.5
-"""What a batched call costs of another one, where the table does not say: Anthropic and OpenAI both ask half."""
+"""The default batch price as a share of the normal price. Anthropic and OpenAI both charge half."""
 
 _TIERED = "input_cost_per_token"
 _TIER = re.compile(_TIERED + r"_above_(\d+)k_tokens\Z")

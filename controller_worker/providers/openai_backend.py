@@ -34,17 +34,17 @@ from controller_worker.providers.wires.raw_client import RawClient, is_streamed
 from controller_worker.providers.wires.reply import told_usd
 
 COMPATIBLE_PROVIDERS = ("openai", "custom_openai", "hosted_vllm", "litellm_proxy", "lm_studio")
-"""Names of litellm's for servers that speak Chat Completions at an address of their own."""
+"""litellm's names for servers with Chat Completions at a configured address."""
 NO_KEY = "no-key"
 COST_HEADER = "x-litellm-response-cost"
 
 STALE_LIMIT = 3
-"""How many connections that turn out to be closed are tried before a call has failed."""
+"""The number of stale connections that a call may meet before it fails."""
 
 _PATH = "/chat/completions"
 STREAM = "stream"
 _OF_STREAMS = re.compile(r"\bstream", re.IGNORECASE)
-"""What a refusal of a stream says, and that of an upstream server does not."""
+"""Matches the refusal of a stream, but not that of an upstream server."""
 
 _log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from controller_worker.providers.wires.provider_errors import BatchedError, mode
 
 ENDPOINT = "/v1/chat/completions"
 TAG = "deckhands"
-"""The field of a batch's metadata that holds our name for it."""
+"""The field of a batch's metadata with our name for it."""
 WINDOW = "24h"
 
 _UNDER_WAY = frozenset({"validating", "in_progress", "finalizing", "cancelling"})

@@ -48,17 +48,17 @@ from controller_worker.providers.model_table import provider_of
 
 SECTION = "llm"
 BOUND = ("api_key", "aws_access_key_id", "aws_secret_access_key", "completion_kwargs")
-"""Fields that go to one address only: keys, and further fields and headers of the request, which may hold keys."""
+"""Fields bound to one address: keys, and additional request fields and headers, which may contain keys."""
 ADDRESS_FIELDS = ("model", "base_url", "custom_llm_provider", "ollama_base_url")
 OWN_ADDRESS_PROVIDERS = frozenset({"anthropic", "openai", "custom_openai", "hosted_vllm", "litellm_proxy", "lm_studio"})
-"""Asked at `base_url`, if there is one, with the model's name in the body alone."""
+"""Providers called at `base_url`, if set, with the model's name in the body only."""
 PATTERN_PROVIDERS = frozenset(
     {
         *("anthropic", "cerebras", "deepseek", "fireworks_ai", "gemini", "groq", "mistral", "moonshot", "openai"),
         *("openrouter", "perplexity", "together_ai", "xai", "zai"),
     }
 )
-"""Providers with one address, of which no part comes from the model's name."""
+"""Providers with one fixed address, which the model's name cannot change."""
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 

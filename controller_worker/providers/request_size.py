@@ -29,9 +29,9 @@ TOKENS_PER_BYTE = {
     "mark": 0.66,
     "other": 0.24,
 }
-"""How many tokens a byte of UTF-8 makes, by what it is; docs/quotas.md has the errors of it.
+"""Tokens per UTF-8 byte, by character class; docs/quotas.md lists the errors.
 
-A tokenizer would know, but takes 80 MB and half a second of CPU in each worker, and fifteen times as long for a text.
+A tokenizer is exact, but takes 80 MB and half a second of CPU in each worker, and 15 times as long per text.
 """
 TOKENS_PER_IMAGE = 1_600
 TOKENS_PER_MESSAGE = 8

@@ -105,7 +105,7 @@ CONDENSATION_TURN = Turn(text="What the script did so far was left out here.")
 THE_END = "The script has ended."
 FINISH_TURN = Turn(tool_calls=(ScriptedCall(name="finish", arguments={"message": THE_END}),))
 LAST_WORDS_TURN = Turn(text=THE_END)
-"""Instead of that where the agent has no such tool."""
+"""Replaces the last turn if the agent has no such tool."""
 
 
 class Script(_Part):

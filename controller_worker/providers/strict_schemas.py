@@ -20,12 +20,12 @@ from broker.contract import ToolSpec
 
 KEYWORDS = frozenset({"type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf"})
 NOTES = frozenset({"title", "default", "examples", "description", "$defs", "$schema"})
-"""Keywords that constrain nothing; of these only the description is sent."""
+"""Keywords that constrain nothing; only the description is sent."""
 LOCAL = "#/$defs/"
 DEPTH_LIMIT = 5
-"""OpenAI's; a reference is a step, too, so what refers to itself is too deep."""
+"""OpenAI's limit. A reference counts as a level, so a recursive schema is too deep."""
 PARTS_LIMIT = 500
-"""A schema with a few references to references could have any size when they are written out."""
+"""Limits the size after references are replaced; nested references can multiply it."""
 
 Schema = Mapping[str, Any]
 

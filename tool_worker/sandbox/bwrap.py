@@ -40,7 +40,7 @@ from tool_worker.sandbox.system_files import COPIED, HOME, HOST_NAME, OF_NETWORK
 
 TEMPORARY = ("/tmp", HOME)  # noqa: S108  (these are mounts inside the sandbox)
 WRAPPER_COMMAND = "bwrap"
-"""The command name of the process outside the namespaces, which waits for the first one inside."""
+"""The command name of the process outside the namespaces. It waits for the first process inside."""
 TRIAL_LIMIT_SECONDS = 10.0
 
 # Written by root's user id without any capability, these change the whole machine; bubblewrap 0.8 covers them only

@@ -19,7 +19,7 @@ from pathlib import Path
 
 PREFIX = "deckhands-"
 TRIAL_PREFIX = "deckhands.trial-"
-"""Another one, so that nobody takes a trial away."""
+"""A separate prefix, so that the cleanup of other groups leaves trials alone."""
 FILL_ATTEMPTS = 100
 CONTROLLERS = ("memory", "pids")
 

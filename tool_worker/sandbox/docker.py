@@ -39,7 +39,7 @@ HOME = "/home/agent"
 HOST_NAME = "workspace"
 ENTRANCE = "/run/deckhands/entrance"
 ROOTS_STAND_IN = 1000
-"""Who owns the directories that we make while we are root."""
+"""The owner of directories created while running as root."""
 LIMIT_SECONDS = 60.0
 LABEL = "deckhands"
 
@@ -48,7 +48,7 @@ _HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0
 _IMAGE_NAME = re.compile(
     rf"(?:{_HOST}(?::[0-9]+)?/)?{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(?:@sha(?:256:[0-9a-f]{{64}}|512:[0-9a-f]{{128}}))?"
 )
-"""As the engine's grammar of references has it."""
+"""Follows the engine's grammar of image references."""
 _NAME_LIMIT = 255
 
 # A container's first process keeps the environment of its image where all in it can read it; this one gives it up.

@@ -29,7 +29,7 @@ from tool_worker.sandbox.sandbox import (
 )
 
 DEATH_LIMIT_SECONDS = 5.0
-"""How long to wait for one that was killed."""
+"""The longest wait for a killed process."""
 
 
 def temporary_directory(host_id: str) -> Path:

@@ -26,7 +26,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PLAIN_TERMINAL = {"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "MANPAGER": "cat", "LANG": "C.UTF-8"}
 
 OWN_PROGRAMS = ".local/bin"
-"""Where pip puts the commands of packages, below the home."""
+"""The directory below the home where pip installs commands."""
 # There is nothing that packages of the agent could break: the system's own directories are read-only.
 OWN_PACKAGES = {"PIP_BREAK_SYSTEM_PACKAGES": "1"}
 

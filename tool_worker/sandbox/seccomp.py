@@ -41,17 +41,17 @@ REFUSED = (
 )
 SOCKET_FAMILIES = {"AF_UNIX": 1, "AF_INET": 2, "AF_INET6": 10}
 REFUSED_TERMINAL_REQUESTS = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C}
-"""They put text into a terminal as if somebody had typed it."""
+"""Requests that inject text into a terminal as if it had been typed."""
 
 OF_ONE_PROCESS = ("prlimit64", "sched_setparam", "sched_setscheduler", "sched_setattr", "sched_setaffinity")
-"""They name the process in their first argument."""
+"""System calls whose first argument is a process."""
 OF_SOME_PROCESSES = {"setpriority": 2, "ioprio_set": 3}
-"""They name whom they mean in their second argument, after its kind; by kind of this number it is all of a user."""
+"""System calls whose second argument is a process, group or user, by the kind in the first. This kind is a user."""
 HOST_PID = 1
 
 MODE_AT = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mknod": 1, "mknodat": 2}
 MODE_OF_NEW_AT = {"open": 2, "openat": 3}
-"""Right after the flags; without one that makes a file there is none."""
+"""The position of the mode, directly after the flags. It exists only if a flag creates a file."""
 SET_ID_BITS = 0o6000
 MAKING_FLAGS = 0o20000100  # O_CREAT, O_TMPFILE
 

@@ -24,7 +24,7 @@ from tool_worker.sandbox.spawning import in_memory
 
 LIMIT_SECONDS = 20.0
 LEFT_SECONDS = 600.0
-"""An older directory belongs to no running self-test: its worker was killed."""
+"""An older directory belongs to a killed worker, not to a running self-test."""
 _PREFIX = "deckhands-selftest-"
 _PROBES = Path(__file__).with_name("probes.py")
 

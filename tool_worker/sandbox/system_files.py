@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ATTEMPTS = 5
-"""How often a copy is restarted because the machine's files changed meanwhile."""
+"""The number of attempts to copy files that the machine changes meanwhile."""
 
 USER_ID = 1000
 HOME = "/home/agent"
@@ -32,7 +32,7 @@ COPIED = (
     *("pki/ca-trust", "pki/tls/certs", "services", "ssl/certs", "ssl/openssl.cnf"),
 )
 OF_NETWORK = ("resolv.conf", "gai.conf", "host.conf")
-"""Lent where there is a network: they change while the machine runs. The copy has empty ones to mount them on."""
+"""Mounted from the machine if there is a network, because they change while it runs. The copy has empty mount points."""
 
 OWN = {
     "passwd": f"root:x:0:0:root:/root:/bin/false\nagent:x:{USER_ID}:{USER_ID}:agent:{HOME}:/bin/bash\n"

@@ -16,7 +16,7 @@ from dataclasses import replace
 from controller_worker.providers.messages.messages import Message
 
 NAME_LIMIT_CHARS = 64
-"""OpenAI's; Anthropic takes 128."""
+"""OpenAI's limit; Anthropic accepts 128."""
 
 _OTHER = re.compile(r"[^a-zA-Z0-9_-]")
 

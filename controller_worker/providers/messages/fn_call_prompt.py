@@ -15,7 +15,7 @@ from broker.contract import ToolSpec
 from controller_worker.providers.messages.messages import Message, TextPart
 
 NO_EXAMPLE_FOR = ("openhands-lm", "devstral")
-"""Models, by a part of their name, that were trained on the form and need no example."""
+"""Parts of names of models that were trained on the format and need no example."""
 EXAMPLE_TOOLS = ("execute_bash", "str_replace_editor", "browser", "finish", "edit_file")
 
 _FORM = """
@@ -74,7 +74,7 @@ app.run(port=5000)"""
 _APP_CHANGED = 'return "<br>".join(str(number) for number in range(1, 11))'
 
 Step = tuple[str, str, dict[str, str], str]
-"""What the assistant says, which function it calls with which parameters, and what comes back."""
+"""The assistant's text, the function, its parameters, and the result."""
 
 _CHECK: Step = ("First I look where I am.", "execute_bash", {"command": "pwd && ls"}, "/workspace\nREADME.md")
 _CREATE = "I write the server into a file."

@@ -28,7 +28,7 @@ CALL_END = "</function>"
 STOP_WORD = "</function"
 SHOWN_CHARS = 200
 INDENT_CHARS = 100
-"""So far from the beginning of its line a call that stands alone may begin."""
+"""The maximum indentation of a call that stands alone on its line."""
 
 _WRITE_AGAIN = "Write the whole call again; if it was too long, in smaller parts."
 

@@ -1,6 +1,6 @@
-"""A provider's SDK as a transport: it logs in, connects and raises; the bytes are ours.
+"""A provider's SDK as a transport. The SDK authenticates, connects and raises; the bytes are ours.
 
-Holds: one attempt per request, as the SDK is made without retries; so a body that is sent is not kept.
+Holds: one attempt per request, because the SDK is created without retries. A sent body is therefore not kept.
 Does not: import an SDK.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from controller_worker.providers.wires.raw_client import pieces_of
 
 _UNREAD = {"X-Stainless-Raw-Response": "stream"}
-"""Asks the SDK for the answer as it is, before its body is read."""
+"""Makes the SDK return the raw answer before it reads the body."""
 
 
 class SdkAnswer:
@@ -24,12 +24,12 @@ class SdkAnswer:
         self._response = response
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """Yield its body."""
+        """Yield the body."""
         found: AsyncIterator[bytes] = self._response.aiter_bytes()
         return found
 
     async def aclose(self) -> None:
-        """Give its connection back."""
+        """Release the connection."""
         await self._response.aclose()
 
 
@@ -37,10 +37,10 @@ class SdkTransport:
     """The connections of one client.
 
     Args:
-        sdk_client: the SDK's, asynchronous, with its retries switched off.
-        http: the module that it takes for httpx.
-        failure: what it raises besides the errors of that module.
-        timeout: makes the limits of a request whose silences may last so many seconds.
+        sdk_client: the SDK's asynchronous client, with retries disabled.
+        http: the SDK's HTTP module, httpx or a replacement.
+        failure: the SDK's exceptions, in addition to those of that module.
+        timeout: creates the timeouts of a request from a limit of silences in seconds.
     """
 
     def __init__(
