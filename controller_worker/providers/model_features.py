@@ -48,7 +48,7 @@ EFFORT_NEVER_SENT = ("claude-sonnet-4-5*", "claude-haiku-4-5*", "grok-4", "grok-
 
 
 ThoughtForm = Literal["none", "signed", "content", "items", "calls"]
-"""The format in which a model's thinking is sent back: not at all, as Claude's signed blocks, as `reasoning_content`, as
+"""The format in which thinking is sent back: not at all, as Claude's signed blocks, as `reasoning_content`, as
 items of the Responses API, or as attachments of calls (Gemini)."""
 
 

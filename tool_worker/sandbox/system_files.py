@@ -32,7 +32,7 @@ COPIED = (
     *("pki/ca-trust", "pki/tls/certs", "services", "ssl/certs", "ssl/openssl.cnf"),
 )
 OF_NETWORK = ("resolv.conf", "gai.conf", "host.conf")
-"""Mounted from the machine if there is a network, because they change while it runs. The copy has empty mount points."""
+"""Mounted from the machine if there is a network, as they change while it runs. The copy has empty mount points."""
 
 OWN = {
     "passwd": f"root:x:0:0:root:/root:/bin/false\nagent:x:{USER_ID}:{USER_ID}:agent:{HOME}:/bin/bash\n"

@@ -123,10 +123,10 @@ class ChatStream:
                 blocks[-1][name] = value
 
     def _take_call(self, piece: Mapping[str, Any]) -> None:
-        """Append to a tool call. Without an index, a piece belongs to the latest call, or starts a new one if it has an
-        id.
+        """Append to a tool call.
 
-        Some servers give every call of a reply the index 0. There, a name with another id starts a new call.
+        Without an index, a piece belongs to the latest call, or starts a new one if it has an id. Some servers give every
+        call of a reply the index 0. There, a name with another id starts a new call.
         """
         function = piece.get("function") or {}
         index = piece.get("index")

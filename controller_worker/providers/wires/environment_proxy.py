@@ -29,9 +29,7 @@ def environment_proxy(url: str) -> str | None:
 
 
 def _is_in_networks(host: str, names: str) -> bool:
-    """Return whether an address is in a list of addresses (`::1`) and networks (`10.0.0.0/8`). urllib supports
-    neither.
-    """
+    """Return whether an address is among addresses (`::1`) and networks (`10.0.0.0/8`), as urllib cannot."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:  # a name

@@ -57,7 +57,7 @@ OTHER_CONTEXT_WINDOW_TEXTS = (
     *("context size has been exceeded", "context_length_exceeded"),
     *("but the configured context size is", "maximum allowed input length of", "exceeds the context length"),
 )
-"""Texts of servers that are called directly here. OpenHands calls them through litellm, which knows most of the texts."""
+"""Texts of servers that are called directly here. OpenHands calls them through litellm, which knows most texts."""
 
 _BY_TEXT: tuple[tuple[tuple[str, ...], type[ModelError]], ...] = (
     ((*CONTEXT_WINDOW_TEXTS, *OTHER_CONTEXT_WINDOW_TEXTS), ContextWindowError),
