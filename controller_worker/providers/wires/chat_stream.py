@@ -125,8 +125,8 @@ class ChatStream:
     def _take_call(self, piece: Mapping[str, Any]) -> None:
         """Append to a tool call.
 
-        Without an index, a piece belongs to the latest call, or starts a new one if it has an id. Some servers give every
-        call of a reply the index 0. There, a name with another id starts a new call.
+        Without an index, a piece belongs to the latest call, or starts a new one if it has an id. Some servers give
+        every call of a reply the index 0. There, a name with another id starts a new call.
         """
         function = piece.get("function") or {}
         index = piece.get("index")

@@ -1,4 +1,4 @@
-"""The numbers of the descriptors that a proxy begins with; a separate file, because starting one needs no more."""
+"""The descriptor numbers of a new proxy. A separate file, because the code that starts a proxy needs nothing else."""
 
 from __future__ import annotations
 
