@@ -67,7 +67,7 @@ class BatchKeeper:
             try:
                 await self._round(worker_id)
             except Exception:  # noqa: BLE001  (the outer edge: what is wrong with a batch must not end a worker)
-                _log.exception("batches are not looked after")
+                _log.exception("the upkeep of batches failed")
             await asyncio.sleep(ROUND_SECONDS)
 
     async def aclose(self) -> None:
@@ -109,7 +109,7 @@ class BatchKeeper:
                     provider = await asyncio.to_thread(create_batch_provider, config, self._store.clock)
                     self._lanes[lane] = provider, config.batch
             except (ValidationError, UsageError) as error:
-                _log.warning("batches of %s are not served here: %s", about, error)
+                _log.warning("cannot serve batches of %s: %s", about, error)
         return self._lanes.get(lane)
 
     async def _seal(self, lane: str, worker_id: str, spec: BatchSpec) -> None:
@@ -158,7 +158,7 @@ class BatchKeeper:
         failpoint("controller.batch_before_send")
         left_seconds = spec.lost_after_seconds / 2 - (self._store.clock.monotonic() - began)
         if left_seconds <= 0:  # this process was suspended; another worker may be about to send the batch
-            _log.warning("batch %s was not sent in time", batch.batch_id)
+            _log.warning("batch %s was not sent: its time limit has passed", batch.batch_id)
             await provider.revoke(uploaded)
             await self._batches.note(batch, worker_id, look_again_seconds=0.0, sent_ms="", uploaded="")
             return
@@ -226,4 +226,4 @@ def _logged(what: str) -> Iterator[None]:
     try:
         yield
     except (StoreRefused, LookupError, ValueError, zlib.error):
-        _log.exception("%s cannot be looked after", what)
+        _log.exception("cannot process %s", what)

@@ -96,7 +96,7 @@ class CachedLLM:
         except FileNotFoundError:
             return None
         except Exception as error:  # noqa: BLE001  (every kind of store has its own errors)
-            _log.warning("the kept reply %s cannot be used: %r", name, error)
+            _log.warning("cannot use the cached reply %s: %r", name, error)
             return None
 
     def _write(self, name: str, completion: Completion) -> None:
@@ -105,7 +105,7 @@ class CachedLLM:
             content = json.dumps(asdict(completion), default=_plain).encode("utf-8", errors="replace")
             self._shelf.write(name, content)
         except Exception as error:  # noqa: BLE001  (every kind of store has its own errors)
-            _log.warning("a reply cannot be kept as %s: %s", name, error)
+            _log.warning("cannot cache a reply as %s: %s", name, error)
 
 
 class _Shelf(Protocol):
@@ -180,4 +180,4 @@ def _plain(value: Any) -> Any:
     """Convert one of our values to a value that JSON can hold."""
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"{type(value).__name__} is part of no request")
+    raise TypeError(f"a request cannot contain a {type(value).__name__}")

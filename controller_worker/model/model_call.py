@@ -98,7 +98,7 @@ def failed_by(error: Exception, conversation_id: str, *, attempt: int) -> ModelC
     last_error = last_error_of(error)
     if isinstance(error, DeckhandsError):
         return _failed(error.code, str(error), last_error, attempt=attempt)
-    _log.error("model call of %s", conversation_id, exc_info=error)
+    _log.error("model call of conversation %s failed", conversation_id, exc_info=error)
     return _failed("unexpected", last_error.partition(": ")[2], last_error, attempt=attempt)
 
 
@@ -155,7 +155,7 @@ async def _ask_others(
         spec, name = each.spec, each.fallback or each.spec.model
         if not each.is_for(failures[-1].code):
             continue
-        _log.warning("conversation %s: %s; asking %s", request.conversation_id, failures[-1].code, name)
+        _log.warning("conversation %s: %s; calling %s", request.conversation_id, failures[-1].code, name)
         try:
             if each.fallback is not None:
                 spec = models.choose_fallback(spec, each.fallback, permit.tenant)
@@ -172,7 +172,7 @@ async def _ask_others(
         except ModelError as error:
             failures.append(error)
         except (UsageError, HookVeto) as error:
-            _log.warning("conversation %s: %s cannot be asked: %s", request.conversation_id, name, error)
+            _log.warning("conversation %s: cannot call %s: %s", request.conversation_id, name, error)
             obstacles.append(error)
     return next((error for error in failures if error.retryable), (*obstacles, failures[0])[0])
 

@@ -78,7 +78,7 @@ class Recollection:
     async def _fold_at(self, version: int) -> ViewFold:
         if self._fold is None:
             self._fold = await self._read(version)
-        assert self._fold.version == version, f"remembers {self._fold.version}, asked for {version}"
+        assert self._fold.version == version, f"has events up to {self._fold.version}, not {version}"
         return self._fold
 
     async def _read(self, version: int) -> ViewFold:

@@ -60,8 +60,8 @@ def create_llm(config: LLMConfig, clock: Clock) -> LLM:
         llm = _create(backend, config, clock)
     except OSError as error:
         raise LLMConfigError(
-            f"The client of the model {config.model!r} cannot be made: {error.strerror or error}.",
-            remedy="If SSL_CERT_FILE or SSL_CERT_DIR is set, it has to name certificates.",
+            f"The client of the model {config.model!r} cannot be created: {error.strerror or error}.",
+            remedy="If SSL_CERT_FILE or SSL_CERT_DIR is set, it must name certificates.",
         ) from error
     except ModuleNotFoundError as error:
         raise LLMConfigError(
@@ -96,7 +96,7 @@ def check_batches(config: LLMConfig) -> None:
     """
     if config.batch is not None and backend_of(config) not in {*BATCH_BACKENDS, "silent"}:
         raise LLMConfigError(
-            f"{config.model!r} cannot be asked in batches by the backend {backend_of(config)!r}.",
+            f"The backend {backend_of(config)!r} cannot batch calls of {config.model!r}.",
             remedy="Use a model of anthropic/, or the backend openai with LLM_BASE_URL=https://api.openai.com/v1.",
         )
 

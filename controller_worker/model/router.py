@@ -74,7 +74,7 @@ class RouterLLM:
             name = await self._threads.run(choose, request, what=what, limit_seconds=SELECTION_SECONDS)
         if name not in self._models:
             raise LLMConfigError(
-                f"The router has chosen {name!r}.", remedy=f"It may choose {', '.join(sorted(self._models))}."
+                f"The router chose {name!r}, which it was not given.", remedy=f"It may choose {', '.join(sorted(self._models))}."
             )
         return name
 
@@ -160,7 +160,7 @@ def _own_router(path: str) -> Router:
     except Exception as error:
         # An outer edge: this calls the operator's code.
         raise LLMConfigError(
-            f"The router {path!r} cannot be made: {error!r}.", remedy="Name a class that takes no arguments."
+            f"The router {path!r} cannot be created: {error!r}.", remedy="Name a class that takes no arguments."
         ) from error
     return router
 

@@ -31,7 +31,7 @@ class Fallback(BaseModel):
     @classmethod
     def _known(cls, codes: frozenset[str]) -> frozenset[str]:
         for code in sorted(codes - set(MODEL_ERRORS)):
-            raise ValueError(f"{code!r} is not an error code; there are {', '.join(MODEL_ERRORS)}")
+            raise ValueError(f"{code!r} is not an error code; use one of {', '.join(MODEL_ERRORS)}")
         return codes
 
     def is_for(self, code: str) -> bool:
@@ -84,7 +84,7 @@ class RouterSpec(BaseModel):
         if not getattr(self, needed):
             raise ValueError(f"a router of the kind {self.kind!r} needs {needed!r}")
         if any(weight < 0 for weight in self.weights.values()) or (self.weights and not sum(self.weights.values())):
-            raise ValueError("weights are positive numbers")
+            raise ValueError("weights must be positive numbers")
         return self
 
     @property

@@ -245,7 +245,7 @@ class LLMConfig(BaseModel):
     @classmethod
     def _has_no_address(cls, value: str) -> str:
         if "://" in value:  # litellm would post prompt and key there
-            raise ValueError("an address is no part of a model's name; write it as base_url")
+            raise ValueError("a model's name cannot contain an address; set base_url")
         return value
 
     @field_validator("tenants", mode="before")
@@ -268,7 +268,7 @@ class LLMConfig(BaseModel):
     @classmethod
     def _is_address(cls, value: str | None) -> str | None:
         if value and not _is_address(value):
-            raise ValueError("this is not an address; it looks like https://host/v1")  # its text may be a key
+            raise ValueError("this is not an address; write one such as https://host/v1")  # its text may be a key
         return value
 
     @field_validator("api_key")
@@ -277,7 +277,7 @@ class LLMConfig(BaseModel):
         """Strip a trailing line end, as in a key read from a file. An HTTP header cannot contain one."""
         key = value.get_secret_value().strip() if value is not None else ""
         if any(char < " " or char == "\x7f" for char in key):
-            raise ValueError("a key has no line breaks and no control characters in it")
+            raise ValueError("a key cannot contain line breaks or control characters")
         return SecretStr(key) if value is not None else None
 
     @field_validator("completion_kwargs")
@@ -287,7 +287,7 @@ class LLMConfig(BaseModel):
             name for name in ("extra_body", "extra_headers") if not isinstance((value or {}).get(name) or {}, dict)
         ]
         for name in further:
-            raise ValueError(f"{name!r} has to be a table of fields")
+            raise ValueError(f"{name!r} must be a table of fields")
         for name in sorted(OF_THE_ENTRY & set(value or {})):
             raise ValueError(f"{name!r} cannot be set here; write {OF_THE_ENTRY_AS.get(name, name)} beside it")
         given = {*(value or {}), *((value or {}).get("extra_body") or {})}
@@ -473,7 +473,7 @@ def _complaint(item: Any) -> str:
 
 def _unknown_setting(name: str) -> str:
     if name in NOT_HERE:
-        return f"{name!r} is a setting of OpenHands that is not here: {NOT_HERE[name]}"
+        return f"{name!r} is a setting of OpenHands that is not supported: {NOT_HERE[name]}"
     return f"{name!r} is not a model setting{_did_you_mean(name, LLMConfig.model_fields)}"
 
 
@@ -489,7 +489,7 @@ def ignored_variables(env: Mapping[str, str]) -> list[str]:
     for name in sorted(env):
         field = name.removeprefix(ENV_PREFIX).lower()
         if name.startswith(ENV_PREFIX) and field in NOT_HERE:
-            found.append(f"The environment variable {name} does nothing: {NOT_HERE[field]}.")
+            found.append(f"The environment variable {name} has no effect: {NOT_HERE[field]}.")
         elif name.startswith(ENV_PREFIX) and name not in known:
             nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
             if nearest:

@@ -83,7 +83,7 @@ class ThinkingClearing(BaseModel):
     @classmethod
     def _keeps_one(cls, turns: int | Literal["all"] | None) -> int | Literal["all"] | None:
         if isinstance(turns, int) and turns < 1:
-            raise ValueError("the latest turn always keeps its thoughts; give 1 or more")
+            raise ValueError("the latest turn always keeps its thinking; set 1 or more")
         return turns
 
     @property

@@ -60,8 +60,8 @@ class LimitedThreads:
         """
         if self._stuck >= MAX_STUCK:
             raise LLMConfigError(
-                f"{what} cannot be made: {self._stuck} others have not been made in time.",
-                remedy="Restart the controller worker, and see its log for what blocks.",
+                f"{what} cannot start: {self._stuck} earlier calls are still running.",
+                remedy="Restart the controller worker, and look in its log for the blocked calls.",
             )
         has_ended = is_abandoned = False
         context = copy_context()
@@ -85,7 +85,7 @@ class LimitedThreads:
         except TimeoutError as error:
             if not running.cancelled():
                 raise
-            raise LLMConfigError(f"{what} was not made within {limit_seconds:g} s.") from error
+            raise LLMConfigError(f"{what} did not finish within {limit_seconds:g} s.") from error
         finally:
             if running.cancelled():
                 with self._lock:

@@ -44,7 +44,7 @@ COUNTING_PROVIDER = "openai"
 RESPONSES_PREFIX = "responses/"
 GEMINI_PRO_THINKING_TOKENS = 128
 
-ADDRESS_REMEDY = "Write its address as base_url where the model is offered."
+ADDRESS_REMEDY = "Set its address as base_url in the model's settings."
 OLLAMA = ("ollama", "ollama_chat")
 LOCAL_PROVIDERS = frozenset(
     {
@@ -257,7 +257,7 @@ def _take_the_end(stream: ChatStream, answer: Any) -> None:
 def _import_litellm(config: LLMConfig) -> ModuleType:
     set_litellm_environment()
     for name in drop_provider_addresses(providers()):
-        _log.warning("The environment variable %s does nothing: write the address as base_url of an entry.", name)
+        _log.warning("The environment variable %s has no effect: set the address as base_url of an entry.", name)
     is_first = "litellm" not in sys.modules
     import litellm
 

@@ -35,7 +35,7 @@ def read_model_file(path: Path, beneath: str | None, what: str, *, limit_bytes: 
             if root not in path.parents:
                 raise LLMConfigError(
                     f"The {what} {shown} is not in the directory of scripts of this cluster.",
-                    remedy="Name it by its path from there.",
+                    remedy="Use a path relative to that directory.",
                 )
             path = path.relative_to(root)
         return read_regular_file(str(path), limit_bytes=limit_bytes, beneath=str(root))

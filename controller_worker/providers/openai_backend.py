@@ -94,7 +94,7 @@ class OpenAICompatibleLLM:
                 raise
             answer, headers, sent_bytes = await self._ask(parameters, request, is_long=False)
             self._is_long = False
-            _log.warning("%s does not take %r: %s", self._config.model, STREAM, error)
+            _log.warning("%s does not accept %r: %s", self._config.model, STREAM, error)
         reply = read_chat_reply(answer)
         return completion_of(
             reply,

@@ -128,5 +128,5 @@ def _tell_dropped(config: LLMConfig, dropped: set[str]) -> None:
     if not names:
         return
     if not config.drop_params:
-        raise LLMConfigError(f"The model {config.model!r} does not take {', '.join(names)}.", remedy="Unset it.")
-    _log.warning("The model %s does not take %s; it is not sent.", config.model, ", ".join(names))
+        raise LLMConfigError(f"The model {config.model!r} does not support {', '.join(names)}.", remedy="Unset it.")
+    _log.warning("The model %s does not support %s; it is not sent.", config.model, ", ".join(names))

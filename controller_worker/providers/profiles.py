@@ -337,7 +337,7 @@ def _check_pattern(fields: Mapping[str, Any], model: str) -> None:
     if not pattern.endswith(PATTERN_END):
         return
     if not model:
-        raise LLMConfigError(f"{pattern!r} stands for many models.", remedy="Name one of them.")
+        raise LLMConfigError(f"{pattern!r} matches many models.", remedy="Name one of them.")
     provider = pattern.removesuffix(PATTERN_END)
     has_address = bool(fields.get("base_url")) and provider in OWN_ADDRESS_PROVIDERS
     if (provider not in PATTERN_PROVIDERS and not has_address) or fields.get("custom_llm_provider"):

@@ -84,7 +84,7 @@ def _read(path: Path, beneath: str | None) -> list[ModelReply]:
     try:
         lines = content.decode("utf-8").splitlines()
     except UnicodeDecodeError:
-        raise LLMConfigError(f"The recording {str(path)!r} is not what `deckhands export` writes.") from None
+        raise LLMConfigError(f"The recording {str(path)!r} was not written by `deckhands export`.") from None
     replies: list[ModelReply] = []
     for number, line in enumerate(lines, 1):
         try:
@@ -94,6 +94,6 @@ def _read(path: Path, beneath: str | None) -> list[ModelReply]:
                 replies.append(ModelReply.model_validate(known))
         except (ValueError, LookupError, TypeError, RecursionError, ValidationError):
             raise LLMConfigError(
-                f"The recording {str(path)!r} is not what `deckhands export` writes: line {number} is not an event."
+                f"The recording {str(path)!r} was not written by `deckhands export`: line {number} is not an event."
             ) from None
     return replies

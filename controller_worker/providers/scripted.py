@@ -75,7 +75,7 @@ class ScriptedError(_Part):
     @classmethod
     def _known(cls, code: str) -> str:
         if code not in MODEL_ERRORS:
-            raise ValueError(f"{code!r} is not an error code; there are {', '.join(MODEL_ERRORS)}")
+            raise ValueError(f"{code!r} is not an error code; use one of {', '.join(MODEL_ERRORS)}")
         return code
 
 

@@ -60,7 +60,7 @@ class Strictness:
             refusal = error
         answer = await ask(LOOSE)
         self._tools = self._output = False
-        _log.warning("%s does not take strict schemas; they are not sent any more: %s", self._model, refusal)
+        _log.warning("%s does not accept strict schemas; they are no longer sent: %s", self._model, refusal)
         return answer
 
 

@@ -118,7 +118,7 @@ async def test_what_a_model_does_not_take_is_dropped_aloud(
         body = await sent(server, model="claude-sonnet-5", temperature=0.5, seed=1)
     assert not {"temperature", "seed"} & set(body)
     assert [record.getMessage() for record in caplog.records] == [
-        "The model claude-sonnet-5 does not take seed, temperature; it is not sent."
+        "The model claude-sonnet-5 does not support seed, temperature; it is not sent."
     ]
 
 

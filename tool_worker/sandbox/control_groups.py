@@ -138,5 +138,5 @@ def _refusal(parent: Path, control: str | None) -> str | None:
         (trial / "cgroup.procs").read_text()
         trial.rmdir()
     except OSError as error:
-        return f"no group can be made in {parent}: {error.strerror}"
+        return f"cannot create a group in {parent}: {error.strerror}"
     return None

@@ -108,7 +108,7 @@ class DockerSandbox:
             return "no image is named (DECKHANDS_DOCKER_IMAGES)"
         image = self._containers.images[0]
         if not is_image_name(image):
-            return f"the first of DECKHANDS_DOCKER_IMAGES has to be the name of an image, and {image!r} is none"
+            return f"the first of DECKHANDS_DOCKER_IMAGES must be the name of an image; {image!r} is not"
         try:
             self._ask("version", "--format", "{{.Server.Version}}")
             if not self._ask("image", "ls", "--quiet", image).strip():
@@ -182,7 +182,7 @@ class DockerSandbox:
         except (OSError, subprocess.SubprocessError) as error:
             # A container that removes itself meanwhile is fine.
             if "is already in progress" not in (text := _reason(error)) and "No such container" not in text:
-                raise SandboxUnavailable(f"Containers cannot be removed: {text}") from error
+                raise SandboxUnavailable(f"Cannot remove containers: {text}") from error
 
     def _ask(self, *arguments: str) -> str:
         asked = [*self._engine(), *arguments]

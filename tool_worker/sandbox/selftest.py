@@ -103,11 +103,11 @@ def require_safe(report: SelfTestReport) -> None:
     """
     if report.escapes:
         found = ", ".join(f"{result.name} ({result.reached})" for result in report.escapes)
-        raise SandboxUnsafe(f"The sandbox {report.sandbox} does not hold: {found}.")
+        raise SandboxUnsafe(f"The sandbox {report.sandbox} failed its self-test: {found}.")
 
 
 def _not_run(sandbox: Sandbox, reason: str) -> SandboxUnavailable:
-    return SandboxUnavailable(f"The self-test could not be run in the sandbox {sandbox.name}: {reason}")
+    return SandboxUnavailable(f"The self-test cannot run in the sandbox {sandbox.name}: {reason}")
 
 
 def _remove_left(newest: float) -> None:

@@ -101,7 +101,7 @@ def own_etc(files: Path, machine: Path) -> Path:
             failure = first  # a file disappeared: it is being replaced
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-    raise OSError(f"{machine} does not stop changing") from failure
+    raise OSError(f"{machine} keeps changing") from failure
 
 
 def _put(draft: Path, copy: Path) -> None:

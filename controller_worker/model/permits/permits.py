@@ -78,7 +78,7 @@ class Permits:
         try:
             await self.governor.publish()
         except StoreRefused as error:
-            _log.error("quotas are not in force: %s", error)
+            _log.error("cannot publish the quotas, so they are not enforced: %s", error)
         async with asyncio.TaskGroup() as group:
             group.create_task(self.governor.keep_pumping(worker_id))
             group.create_task(self._keep_sweeping())
@@ -94,9 +94,9 @@ class Permits:
                 if self.keeps_budgets:
                     await self.ledger.sweep()
             except StoreRefused as error:
-                _log.error("budgets are not swept: %s", error)
+                _log.error("cannot sweep the budgets: %s", error)
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
         self._unfinished.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            _log.warning("a call's reservation could not be given back: %s", task.exception())
+            _log.warning("cannot give back a call's reservation: %s", task.exception())

@@ -92,7 +92,7 @@ class CallTask:
         return True
 
     def _start(self, work: Callable[[], Awaitable[Result]], keep: Callable[[Result], None], name: str) -> Started:
-        assert self._task is None, f"{self._name} has a task already"
+        assert self._task is None, f"{self._name} already has a task"
         self._task = asyncio.create_task(self._run(work, keep), name=name)
         return Started()
 

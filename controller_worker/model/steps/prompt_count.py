@@ -84,10 +84,10 @@ async def _count(call: PendingCall) -> PromptCount:
         _, config = await call.models.of(llm)
         tokens = await call.permit.counted(config, ask)
     except (DeckhandsError, TimeoutError) as error:
-        _log.warning("conversation %s: the prompt is not counted: %s", request.conversation_id, error or "no answer")
+        _log.warning("conversation %s: cannot count the prompt: %s", request.conversation_id, error or "no answer")
         return PromptCount(step)
     except Exception:  # noqa: BLE001  (an outer edge: a library's count costs no conversation its step)
-        _log.exception("conversation %s: the prompt is not counted", request.conversation_id)
+        _log.exception("conversation %s: cannot count the prompt", request.conversation_id)
         return PromptCount(step)
     if not tokens:
         return PromptCount(step)

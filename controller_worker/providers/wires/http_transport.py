@@ -219,7 +219,7 @@ class HttpTransport:
         except self._raised as error:
             # An untrusted certificate raises both errors; it may be replaced soon.
             if isinstance(error, ValueError) and not isinstance(error, OSError):  # before anything was sent
-                raise RequestUnsendable("The request cannot be made. Check address, key and headers.") from error
+                raise RequestUnsendable("The request is invalid. Check address, key and headers.") from error
             is_late = isinstance(error, TimeoutError)
             raise RequestFailed("Request timed out." if is_late else "Connection error.") from error
         answer = HttpAnswer(response, self._raised)
