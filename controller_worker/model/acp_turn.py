@@ -121,7 +121,8 @@ class Course:
     def add(self, event: Event) -> None:
         """Apply the next event."""
         if isinstance(event, AcpTurnAction | AcpPermissionAction):
-            self.action, self.outcome = event, None
+            self.action = event
+            self.outcome = None
             if isinstance(event, AcpTurnAction) and event.prompt:
                 self.unread.clear()
                 self.is_taken_back = False
@@ -147,13 +148,15 @@ class Course:
 
     def _count(self, report: AcpObservation) -> None:
         if report.session_id != self.session_id:
-            self.session_id, self._total_usd = report.session_id, 0.0
+            self.session_id = report.session_id
+            self._total_usd = 0.0
         self.cost_usd = None
         total = report.cost_usd
         if total is not None and math.isfinite(total) and total >= 0:  # a total is never negative
             # A restarted agent may count from zero.
             before = self._total_usd if total >= self._total_usd else 0.0
-            self._total_usd, self.cost_usd = total, total - before
+            self._total_usd = total
+            self.cost_usd = total - before
 
 
 def said(spec: AcpSpec, events: Sequence[Event], later: Iterable[Event]) -> Completion | ModelError:
@@ -220,7 +223,8 @@ def _error(course: Course, report: AcpObservation | None) -> ModelError | None:
 
 def _calls(spec: AcpSpec, course: Course, events: Sequence[Event], *, is_told: bool) -> Calls:
     """Return the next action as a tool call; empty if the agent is done."""
-    outcome, unread = course.outcome, "\n\n".join(course.unread)
+    outcome = course.outcome
+    unread = "\n\n".join(course.unread)
     fields = {"command": spec.command, "timeout": spec.timeout_seconds, "session_id": course.session_id}
     if course.action is None and not course.is_taken_back:
         return {TURN: {**fields, "prompt": unread or CONTINUE}}
@@ -270,7 +274,9 @@ def _history(events: Iterable[Event], why: str = "") -> str:
     if len(entries) <= 1:
         return "\n\n".join(filter(None, (why, *(entry.removeprefix(OF_PERSON) for entry in entries)))) or CONTINUE
     entries = [entries[0], *(entry[:ENTRY_CHARS] for entry in entries[1:])]
-    first, rest, left = entries[0], list[str](), HISTORY_CHARS
+    first = entries[0]
+    rest = list[str]()
+    left = HISTORY_CHARS
     for entry in reversed(entries[1:]):
         left -= len(entry)
         if left < 0:

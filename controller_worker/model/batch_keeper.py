@@ -152,7 +152,8 @@ class BatchKeeper:
             return
         outgoing = Outgoing(batch.batch_id, bodies)
         uploaded = await provider.upload(outgoing)
-        now_ms, began = to_millis(self._store.clock.now()), self._store.clock.monotonic()
+        now_ms = to_millis(self._store.clock.now())
+        began = self._store.clock.monotonic()
         if not await self._batches.note(batch, worker_id, sent_ms=now_ms, uploaded=uploaded, sent=len(bodies)):
             return
         failpoint("controller.batch_before_send")
@@ -211,7 +212,8 @@ class BatchKeeper:
         for number in await self._batches.numbers(batch):
             failpoint("controller.batch_deliver")
             cid = await self._batches.deliver(batch, number, results.get(number, otherwise))
-            woken += [cid] if cid is not None else []
+            if cid is not None:
+                woken.append(cid)
             if len(woken) >= WAKE_AT_ONCE:
                 await wake(self._store, woken)
                 woken.clear()

@@ -150,7 +150,8 @@ async def _ask_others(
         Otherwise
         the reason why a fallback could not be used. Otherwise the first model's error.
     """
-    failures, obstacles = [failure], list[DeckhandsError]()
+    failures = [failure]
+    obstacles = list[DeckhandsError]()
     for each in others:
         spec, name = each.spec, each.fallback or each.spec.model
         if not each.is_for(failures[-1].code):

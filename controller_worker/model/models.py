@@ -243,7 +243,8 @@ class Models:
             self._sights.clear()
         try:
             others = [self._profiles.find_fallback(reference, fallback.use, None) for fallback in config.fallbacks]
-            others += sorted(config.router.profiles) if config.router is not None else []
+            if config.router is not None:
+                others += sorted(config.router.profiles)
             self._sights[spec] = takes_images(config) or any(
                 takes_images(other) for name in others if (other := self.settings(LLMSpec(model=name))) is not None
             )

@@ -74,7 +74,8 @@ async def _unrouted(
         return await _question_to_critic(state, recollection, models)
     if is_acp_agent(agent):
         return await _report_of_agent(state, recollection)
-    is_asking, tenant = getattr(agent, "asks_model", True), tenant_of(state)
+    is_asking = getattr(agent, "asks_model", True)
+    tenant = tenant_of(state)
     llm = models.choose(state.setup.agent.llm, tenant) if is_asking else LLMSpec(model=SILENT_MODEL)
     prompt = await recollection.prompt(
         state.version,
@@ -94,7 +95,8 @@ async def _unrouted(
         request = _request(state, prompt.messages, prompt.tools, "condenser")
         other = models.choose(prompt.llm, tenant) if prompt.llm is not None else llm
         return Question(_asked_once(other), request, state.version, prompt.conclude)
-    request, output = _request(state, prompt, agent.tools, "agent"), state.setup.agent.output
+    request = _request(state, prompt, agent.tools, "agent")
+    output = state.setup.agent.output
     if output is not None and models.structures_output(llm):
         request = replace(request, output_schema=output.json_schema)
     return Question(llm, request, state.version)

@@ -64,7 +64,8 @@ class Recollection:
         if not isinstance(condensed, View):
             return condensed
         if options != self._options or fold.condensations != self._condensations:
-            self._options, self._memory = options, None
+            self._options = options
+            self._memory = None
         return tuple(self._messages(fold, condensed.events))
 
     async def view(self, version: int) -> View:

@@ -74,7 +74,8 @@ class RouterLLM:
             name = await self._threads.run(choose, request, what=what, limit_seconds=SELECTION_SECONDS)
         if name not in self._models:
             raise LLMConfigError(
-                f"The router chose {name!r}, which it was not given.", remedy=f"It may choose {', '.join(sorted(self._models))}."
+                f"The router chose {name!r}, which it was not given.",
+                remedy=f"It may choose {', '.join(sorted(self._models))}.",
             )
         return name
 

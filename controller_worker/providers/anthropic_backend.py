@@ -91,7 +91,7 @@ class AnthropicLLM:
             text=reply.text,
             tool_calls=reply.tool_calls,
             thinking_blocks=reply.thinking_blocks,
-            usage=_total([completion.usage for completion in asked]),
+            usage=Usage(**{name: sum(getattr(each.usage, name) for each in asked) for name in Usage.__slots__}),
             cost_usd=_total_usd([completion.cost_usd for completion in asked]),
             latency_seconds=self._clock.monotonic() - began,
             is_usage_estimated=any(completion.is_usage_estimated for completion in asked),
@@ -105,7 +105,8 @@ class AnthropicLLM:
 
         async def ask(strict: Strict) -> tuple[Any, Mapping[str, str], int]:
             body = self._wire.body(parameters, request, strict)
-            size, asking = len(body), self._client.ask(request, _PATH, body, self._headers, stream=stream)
+            size = len(body)
+            asking = self._client.ask(request, _PATH, body, self._headers, stream=stream)
             del body
             return *await asking, size
 
@@ -144,10 +145,6 @@ def _container(message: Mapping[str, Any]) -> dict[str, Any]:
     return {"container": name} if isinstance(name, str) and name else {}
 
 
-def _total(used: Sequence[Usage]) -> Usage:
-    return Usage(**{name: sum(getattr(usage, name) for usage in used) for name in Usage.__slots__})
-
-
 def _total_usd(costs: Sequence[float | None]) -> float | None:
     known = [cost for cost in costs if cost is not None]
     return sum(known) if len(known) == len(costs) else None
@@ -158,14 +155,15 @@ def _client(config: LLMConfig, clock: Clock) -> RawClient:
     import httpx2
 
     options = connections(httpx2, config)
+    # ANTHROPIC_BASE_URL is the address of the environment's key, not of the configured key.
+    url = config.base_url.rstrip("/").removesuffix("/v1") if config.base_url else None
     key = config.api_key.get_secret_value() if config.api_key is not None else None
     if key is None and config.base_url is not None:  # a key from the environment is for Anthropic only
         raise LLMConfigError(f"There is no key for {config.model!r} at its own address.", remedy="Set LLM_API_KEY.")
     try:
         client = anthropic.AsyncAnthropic(
             api_key=key,
-            # ANTHROPIC_BASE_URL is the address of the environment's key, not of the configured key.
-            base_url=config.base_url.rstrip("/").removesuffix("/v1") if config.base_url else URL if key else None,
+            base_url=url or (URL if key else None),
             max_retries=0,
             timeout=options["timeout"],
             # Gateways older than the SDK's second version look for the key here.

@@ -134,12 +134,12 @@ class LLMConfig(BaseModel):
         strict_tools: whether the provider enforces the schemas of tool calls; `auto`: if the table knows that the model
             supports it (see `strictness`).
         structured_output: whether the provider enforces the conversation's output schema on text replies; `auto` as
-            above.
+            for `strict_tools`.
         cache_lifetime: how long Claude keeps a marked prompt. `1h` costs twice the input price; it is for agents whose
             steps take longer than five minutes.
         prompt_cache_key: send the conversation's id, so that its calls reach the same cache; None: to OpenAI only.
         service_tier: sent to the provider. The price is that of the tier named in the reply.
-        count_tokens: let the provider count a prompt if its exact size matters; see `steps.prompt_count`.
+        count_tokens: let the provider count a prompt if its exact size matters; see `prompt_count`.
         disable_stop_word: send no stop word with tools in text.
         stream_replies: whether replies without watchers are streamed; `auto`: those that may be long.
         context_management: the parts of a long prompt that Claude's provider drops or summarizes; None disables it.
@@ -298,7 +298,9 @@ class LLMConfig(BaseModel):
     @field_validator("batch", mode="before")
     @classmethod
     def _yes_is_enough(cls, value: Any) -> Any:
-        return {} if value is True else None if value is False else value
+        if isinstance(value, bool):
+            return {} if value else None
+        return value
 
     @model_validator(mode="before")
     @classmethod
@@ -413,7 +415,8 @@ def _read_by_litellm(names: frozenset[str]) -> frozenset[str]:
     package = importlib.util.find_spec("litellm") if names else None  # finds the package without importing it
     if package is None or package.origin is None:
         return frozenset()
-    folder, found = Path(package.origin).parent, set[str]()
+    folder = Path(package.origin).parent
+    found = set[str]()
     for part in ("*.py", "litellm_core_utils/**/*.py", "llms/**/*.py", "llms/**/*.json"):
         for path in folder.glob(part):
             text = path.read_text(encoding="utf-8", errors="replace")
@@ -462,7 +465,8 @@ def _from_text(text: str) -> Any:
 
 
 def _complaint(item: Any) -> str:
-    place, text = list(item["loc"]), str(item["msg"]).removeprefix("Value error, ")
+    place = list(item["loc"])
+    text = str(item["msg"]).removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
         name = str(place.pop())
         parts = next(_PARTS[part] for part in reversed(place) if part in _PARTS)

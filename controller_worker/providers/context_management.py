@@ -135,7 +135,9 @@ class ContextManagementSpec(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _yes_is_enough(cls, value: Any) -> Any:
-        return {} if value is True else None if value is False else value
+        if isinstance(value, bool):
+            return {} if value else None
+        return value
 
     @model_validator(mode="after")
     def _asks_for_something(self) -> Self:

@@ -116,10 +116,11 @@ class LitellmLLM:
             parameters = parameters | {"temperature": request.temperature}
         if self._config.sends_cache_key:
             parameters = parameters | {"prompt_cache_key": request.conversation_id}
+        on_delta = (request.on_delta or unseen) if is_streamed(request, is_long=self._is_long) else None
 
         async def ask(strict: Strict) -> tuple[Any, dict[str, Any]]:
             messages = self._wire.values(request.messages)
-            return await self._ask(parameters | asked_fields(request, strict), messages, self._watcher(request))
+            return await self._ask(parameters | asked_fields(request, strict), messages, on_delta)
 
         answer, hidden = await self._strictness.ask(request, ask)
         reply = read_chat_reply(answer)
@@ -170,9 +171,6 @@ class LitellmLLM:
     async def aclose(self) -> None:
         """Do nothing: the connections belong to litellm, for all models of a provider."""
 
-    def _watcher(self, request: ModelRequest) -> Callable[[Delta], None] | None:
-        return (request.on_delta or unseen) if is_streamed(request, is_long=self._is_long) else None
-
     async def _ask(
         self, parameters: dict[str, Any], messages: list[dict[str, Any]], on_delta: Callable[[Delta], None] | None
     ) -> tuple[Any, dict[str, Any]]:
@@ -200,7 +198,8 @@ class LitellmLLM:
     async def _stream(
         self, parameters: dict[str, Any], messages: list[dict[str, Any]], on_delta: Callable[[Delta], None]
     ) -> tuple[Any, dict[str, Any]]:
-        limits, stream = stream_limits(self._config), ChatStream(on_delta)
+        limits = stream_limits(self._config)
+        stream = ChatStream(on_delta)
         asked = {
             "stream": True,
             "stream_options": {"include_usage": True},

@@ -138,5 +138,6 @@ def normalised(model: str) -> str:
 
 
 def _matches(model: str, patterns: tuple[str, ...]) -> bool:
-    whole, name = model.strip().lower(), normalised(model)
+    whole = model.strip().lower()
+    name = normalised(model)
     return any(fnmatchcase(whole if "/" in pattern else name, pattern) for pattern in patterns)

@@ -171,7 +171,8 @@ def look_up(model: str) -> ModelRow | None:
     The first look-up of a model in the table reads the file: about 30 ms. Look-ups of unknown models never read it,
     because conversations could name any number of them.
     """
-    listed, name = _names(), model.strip()
+    listed = _names()
+    name = model.strip()
     while True:
         for known in (name, name.lower()):
             if known in listed and isinstance(row := _read_table().get(known), dict):
@@ -225,7 +226,8 @@ def _prices(row: Mapping[str, Any], suffix: str) -> Prices | None:
         value = row.get(name + suffix, row.get(name))
         return float(value) if isinstance(value, int | float) and value >= 0 else None
 
-    per_input, per_output = price("input_cost_per_token"), price("output_cost_per_token")
+    per_input = price("input_cost_per_token")
+    per_output = price("output_cost_per_token")
     if per_input is None or per_output is None:
         return None
     return Prices(per_input, per_output, price("cache_read_input_token_cost"), price("cache_creation_input_token_cost"))
@@ -252,7 +254,8 @@ def _service_prices(row: Mapping[str, Any]) -> dict[str, Prices]:
 
 def _batch_prices(row: Mapping[str, Any]) -> Prices | None:
     named = {name.removesuffix("_batches"): price for name, price in row.items() if name.endswith("_batches")}
-    batch, direct = _prices(named, ""), _prices(row, "")
+    batch = _prices(named, "")
+    direct = _prices(row, "")
     if batch is None or direct is None:
         return batch
 

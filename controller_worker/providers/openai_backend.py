@@ -118,7 +118,8 @@ class OpenAICompatibleLLM:
             stale = 0
             while True:
                 body = self._wire.body({**parameters, **streaming}, request, strict)
-                size, asking = len(body), self._client.ask(request, _PATH, body, self._headers, stream=stream)
+                size = len(body)
+                asking = self._client.ask(request, _PATH, body, self._headers, stream=stream)
                 del body  # frees the body, which is sent long before the answer arrives
                 try:
                     return *await asking, size

@@ -105,14 +105,16 @@ class OpenAIBatches:
 
 
 def _result(line: Mapping[str, Any]) -> bytes:
-    error, response = line.get("error"), line.get("response")
+    error = line.get("error")
+    response = line.get("response")
     if isinstance(error, dict) and error.get("code") == "batch_expired":
         return EXPIRED
     if isinstance(error, dict) and error.get("code") in ("batch_cancelled", "batch_canceled"):
         return CANCELLED
     if not isinstance(response, dict):
         return failed(model_error(BatchedError(error if isinstance(error, dict) else {}, 500)))
-    status, body = response.get("status_code"), response.get("body")
+    status = response.get("status_code")
+    body = response.get("body")
     if status == 200:
         return replied(body)
     return failed(model_error(BatchedError(body if isinstance(body, dict) else {}, status or 500)))

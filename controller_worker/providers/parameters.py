@@ -29,7 +29,8 @@ def messages_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
     Raises:
         LLMConfigError: `drop_params` is off and a setting would have to be dropped.
     """
-    features, row = features_of(config.base_model or model), look_up(config.base_model or model)
+    features = features_of(config.base_model or model)
+    row = look_up(config.base_model or model)
     table_limit = row.max_output_tokens if row is not None else None
     default_max_tokens = min(table_limit, MAX_TOKENS_LIMIT) if table_limit is not None else DEFAULT_MAX_TOKENS
     fields: dict[str, Any] = {"model": model, "max_tokens": config.max_output_tokens or default_max_tokens}
@@ -47,8 +48,10 @@ def messages_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
     sampling = _sampling(config) if features.sampling and not thinks else {}
     dropped |= SAMPLING - set(sampling)
     _tell_dropped(config, dropped)
-    fields |= {"service_tier": config.service_tier} if config.service_tier else {}
-    fields |= config.context_management.fields if config.context_management is not None else {}
+    if config.service_tier:
+        fields["service_tier"] = config.service_tier
+    if config.context_management is not None:
+        fields |= config.context_management.fields
     return fields | sampling | (config.completion_kwargs or {})
 
 

@@ -322,7 +322,8 @@ def _address(fields: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return what the keys of the settings belong to: a custom address or a provider."""
     if fields.get("base_url"):
         return (fields["base_url"],)
-    model, custom = fields.get("model"), fields.get("custom_llm_provider")
+    model = fields.get("model")
+    custom = fields.get("custom_llm_provider")
     provider = provider_of(str(model), custom if isinstance(custom, str) else None) if model else None
     return provider, fields.get("ollama_base_url")
 

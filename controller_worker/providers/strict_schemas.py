@@ -82,7 +82,8 @@ def _without_nulls(value: Any, schema: Any, root: Schema, depth: int) -> Any:
         return value
     if isinstance(value, list):
         return [_without_nulls(item, schema.get("items"), root, depth + 1) for item in value]
-    properties, required = schema.get("properties"), schema.get("required") or ()
+    properties = schema.get("properties")
+    required = schema.get("required") or ()
     if not isinstance(value, dict) or not isinstance(properties, Mapping):
         return value
     return {
@@ -138,7 +139,8 @@ class _Writer:
         return found | self._object(schema, depth) if "object" in types else found
 
     def _object(self, schema: Schema, depth: int) -> dict[str, Any]:
-        properties, required = schema.get("properties") or {}, schema.get("required") or ()
+        properties = schema.get("properties") or {}
+        required = schema.get("required") or ()
         if schema.get("additionalProperties", False) is not False or (depth and not properties):
             raise _Inexpressible
         written = {name: self.strict(part, depth + 1) for name, part in properties.items()}
@@ -169,7 +171,8 @@ def _freedom(schema: Schema) -> tuple[int, int]:
     several = int("anyOf" in schema or len(_types(schema)) > 1)
     for part in (*properties.values(), *schema.get("anyOf", ()), *filter(None, [schema.get("items")])):
         further = _freedom(part)
-        optional, several = optional + further[0], several + further[1]
+        optional = optional + further[0]
+        several = several + further[1]
     return optional, several
 
 

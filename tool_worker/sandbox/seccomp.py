@@ -175,7 +175,8 @@ def _mode_rules(numbers: dict[str, int]) -> Iterator[_Instruction]:
     making = [(_ANY_BIT, 1, 0, MAKING_FLAGS), _allow()]
     for name, position in MODE_OF_NEW_AT.items():
         if name in numbers:
-            flags, mode = _load(_argument(position - 1)), _load(_argument(position))
+            flags = _load(_argument(position - 1))
+            mode = _load(_argument(position))
             yield from _when(numbers[name], [flags, *making, mode, *judged])
 
 

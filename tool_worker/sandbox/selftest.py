@@ -122,7 +122,8 @@ def _remove_left(newest: float) -> None:
 @contextmanager
 def _targets(folder: Path) -> Iterator[dict[str, str]]:
     """Create the probes' targets: a process with a secret, a file and a listening port."""
-    canary, argument = secrets.token_hex(16), secrets.token_hex(16)
+    canary = secrets.token_hex(16)
+    argument = secrets.token_hex(16)
     outside = folder / "outside"
     outside.touch()
     waiting = [interpreter(), "-I", "-S", "-c", "import sys; sys.stdin.read()", argument]

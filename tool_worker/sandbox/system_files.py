@@ -121,7 +121,8 @@ def _remove_all_but(boot: str, files: Path) -> None:
 
 def _fill(draft: Path, machine: Path) -> None:
     for name in COPIED:
-        source, target = machine / name, draft / name
+        source = machine / name
+        target = draft / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if not _may_be_read(source):
             continue

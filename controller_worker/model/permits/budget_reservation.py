@@ -39,7 +39,8 @@ class BudgetReservation:
             total_usd=own_cost_usd(state),
             is_batched=is_batched,
         )
-        self.is_held, self._is_waiting = exhausted is None, exhausted is not None
+        self.is_held = exhausted is None
+        self._is_waiting = exhausted is not None
         if exhausted is None:
             return None
         return ModelCallDeferred(
@@ -72,7 +73,8 @@ class BudgetReservation:
 
 def accounts_above(state: State) -> list[str]:
     """Return the accounts that a conversation's calls are charged to; may be empty."""
-    tenancy, parent = state.setup.tenancy, state.setup.parent
+    tenancy = state.setup.tenancy
+    parent = state.setup.parent
     return accounts_of(
         state.setup.conversation_id,
         tenant=tenancy.tenant,

@@ -121,7 +121,8 @@ class CallPermit:
 
     def wake(self) -> None:
         """Allow the next request for the permit: its quota or budget may have room now."""
-        self.is_refused, self.is_woken = False, True
+        self.is_refused = False
+        self.is_woken = True
 
     def take_wake(self) -> bool:
         """Return, once, whether a wake arrived before the refusal. The refusal is then out of date."""
@@ -205,7 +206,8 @@ class CallPermit:
         """Give back the permit of a cancelled call. Its reply is lost but may have been billed."""
         if self._is_batched:
             return  # the batch is sent anyway, and the conversation's next owner takes the reply
-        quota, budget = self._quota, self._budget
+        quota = self._quota
+        budget = self._budget
         if quota.is_granted or budget.is_held:
             # Detach both now, so that the conversation's next action does not give them back as unused.
             self._quota = QuotaPermit(self._permits, self._ownership)

@@ -174,8 +174,10 @@ class QuotaPermit:
         await self._permits.governor.withdraw(pool, owner.conversation_id, owner.worker_id, fence=owner.token)
 
     async def _settle(self, grant: Grant, completion: Completion) -> None:
-        usage, quota = completion.usage, grant.pool.quota(grant.key_env or OWN_KEY)
-        governor, worker_id = self._permits.governor, self._ownership.worker_id
+        usage = completion.usage
+        quota = grant.pool.quota(grant.key_env or OWN_KEY)
+        governor = self._permits.governor
+        worker_id = self._ownership.worker_id
         if quota.is_short(completion.quota_left):
             await governor.obey(grant.pool, quota.key, worker_id, dict(completion.quota_left))
         await governor.settle(

@@ -52,7 +52,8 @@ def with_distinct_ids(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _distinct(call_id: str, taken: set[str]) -> str:
-    number, tried = 1, call_id
+    number = 1
+    tried = call_id
     while tried in taken:
         number += 1
         tried = f"{call_id}_{number}"

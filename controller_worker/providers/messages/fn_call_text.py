@@ -89,13 +89,15 @@ def read_calls(
     calls: list[ToolCall] = []
     position = first.start()
     while (found := _CALL.match(text, position)) and _is_call(found, tools, is_cut=is_cut):
-        name, begin = found[1].strip(), found.end()
+        name = found[1].strip()
+        begin = found.end()
         reader = _CallReader(text, begin, is_cut=is_cut or not found[2])
         problem = ""
         try:
             arguments = json.dumps(reader.arguments(name, tools), ensure_ascii=False)
         except CallProblem as error:
-            problem, arguments = str(error), text[begin : reader.position].removesuffix(CALL_END).strip()
+            problem = str(error)
+            arguments = text[begin : reader.position].removesuffix(CALL_END).strip()
         calls.append(ToolCall(f"{ids}{len(calls) + 1:02d}", name, arguments, problem))
         position = _skip(text, reader.position)
     return _unescaped(content).strip(), tuple(calls)
@@ -108,7 +110,9 @@ def _is_call(found: re.Match[str], tools: Mapping[str, ToolSpec], *, is_cut: boo
     of
     a call without parameters may have been the stop word.
     """
-    text, begin, end = found.string, found.start(), found.end()
+    text = found.string
+    begin = found.start()
+    end = found.end()
     # Only the end of the line is searched, so that a long line with many mentions is not scanned for each of them.
     before = text[max(begin - INDENT_CHARS, 0) : begin]
     indent = before.rpartition("\n")[2].replace("<tool_call>", "").strip()

@@ -45,7 +45,8 @@ class MessageMemo(Generic[Made]):
             made = make(message)
             # Each conversation has many of these. A closure for each would take more memory than the value.
             entry = self._made[key] = _Made(message, self._forget)
-            entry.key, entry.made = key, made
+            entry.key = key
+            entry.made = made
         found: Made = entry.made
         return found
 

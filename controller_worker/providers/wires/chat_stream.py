@@ -138,13 +138,15 @@ class ChatStream:
         call = self._calls.setdefault(index, {"id": "", "name": "", "arguments": [], "attached": {}})
         call["attached"] |= {name: piece[name] for name in OF_A_CALL if piece.get(name)}
         call["id"] = call["id"] or piece.get("id") or ""
-        name, arguments = function.get("name") or "", function.get("arguments") or ""
+        name = function.get("name") or ""
+        arguments = function.get("arguments") or ""
         call["name"] = call["name"] or name
         call["arguments"].append(arguments if isinstance(arguments, str) else json.dumps(arguments))
         if name or arguments:
             shown = f"{name} {arguments}" if name else call["arguments"][-1]
             # Parallel tool calls are shown with their number in the reply.
-            is_other, self._shown_call = index != self._shown_call, index
+            is_other = index != self._shown_call
+            self._shown_call = index
             self._on_delta(Delta("call", f"\n[call {index + 1}] {shown}" if is_other else shown))
 
     def _place_of(self, index: int, call_id: Any, name: Any) -> int:

@@ -139,7 +139,8 @@ def chat_tools(tools: Sequence[ToolSpec], *, is_strict: bool = False) -> list[di
     for tool in tools:
         function: dict[str, Any] = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
         schema = strict_schema(tool.parameters, optional_as_null=True) if is_strict else None
-        function |= {"parameters": schema, "strict": True} if schema is not None else {}
+        if schema is not None:
+            function |= {"parameters": schema, "strict": True}
         written.append({"type": "function", "function": function})
     return written
 
@@ -187,6 +188,7 @@ def read_chat_reply(reply: Any) -> Reply:
         choice = reply["choices"][0]
         message = choice["message"]
         corner = message.get("provider_specific_fields")  # litellm puts fields here that its own type does not have
+        stopped = str(choice.get("finish_reason") or "")
         refusal = str(message.get("refusal") or (corner.get("refusal") if isinstance(corner, Mapping) else "") or "")
         parts = Reply(
             text=_text(message.get("content")),
@@ -194,7 +196,7 @@ def read_chat_reply(reply: Any) -> Reply:
             thinking_blocks=thoughts_of(message, str(reply.get("model") or "")),
             model=str(reply.get("model") or ""),
             response_id=str(reply.get("id") or ""),
-            stop_reason=_stop_reason(choice.get("finish_reason")),
+            stop_reason=STOP_REASONS.get(stopped.lower(), stopped),
             usage=_usage(counts_of(reply)),
             service_tier=str(reply.get("service_tier") or ""),
             told_usd=told_usd(counts_of(reply).get("cost")),  # reported by OpenRouter
@@ -202,11 +204,6 @@ def read_chat_reply(reply: Any) -> Reply:
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise MalformedReplyError(f"The reply is not a chat completion: {error!r}.") from error
     return usable(parts, refusal=refusal)
-
-
-def _stop_reason(found: Any) -> str:
-    reason = str(found or "")
-    return STOP_REASONS.get(reason.lower(), reason)
 
 
 def _text(content: Any) -> str:
@@ -228,7 +225,8 @@ def _tool_call(call: Mapping[str, Any]) -> ToolCall:
 def _usage(usage: Mapping[str, Any]) -> Usage:
     asked = _part(usage, "prompt_tokens_details")
     cached = asked.get("cached_tokens") or usage.get("cached_tokens") or usage.get("prompt_cache_hit_tokens")
-    prompt, written = token_count(usage.get("prompt_tokens")), token_count(usage.get("completion_tokens"))
+    prompt = token_count(usage.get("prompt_tokens"))
+    written = token_count(usage.get("completion_tokens"))
     # xAI counts thinking separately from the text, and includes it in the total only.
     thought = token_count(_part(usage, "completion_tokens_details").get("reasoning_tokens"))
     is_beside = token_count(usage.get("total_tokens")) == prompt + written + thought

@@ -68,7 +68,8 @@ def sent(message: Message, parts: Sequence[Block], calls: Sequence[Block], *, co
     again: list[Block] = []
     for block in blocks:
         if block["type"] == "tool_use":
-            again += [block | waiting.pop(block["id"])] if block.get("id") in waiting else []
+            if block.get("id") in waiting:
+                again.append(block | waiting.pop(block["id"]))
         elif block["type"] != "text" or str(block.get("text")).strip():
             again.append(dict(block))
     return [*again, *waiting.values()]

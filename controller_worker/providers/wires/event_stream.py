@@ -169,7 +169,9 @@ async def read_events(
         ModelTimeoutError: a silence was too long.
         MalformedReplyError: the reply exceeds 64 MiB, an event is too long, or the body is neither events nor JSON.
     """
-    decoder, beginning, has_events = EventDecoder(), b"", False
+    decoder = EventDecoder()
+    beginning = b""
+    has_events = False
     whole: list[bytes] | None = None
     async for chunk in within_limits(_bounded(chunks), limits, is_whole):
         if not beginning:
@@ -232,7 +234,8 @@ async def within_limits(
     Raises:
         ModelTimeoutError: a silence was too long.
     """
-    limit, where = limits.first_byte_seconds, "before the reply began"
+    limit = limits.first_byte_seconds
+    where = "before the reply began"
     while True:
         try:
             async with asyncio.timeout(limit) as deadline:
@@ -246,7 +249,8 @@ async def within_limits(
         except TimeoutError as error:
             raise ModelTimeoutError(f"There was a silence of {limit:g} s {where}.") from error
         yield chunk
-        limit, where = limits.idle_seconds, "within the reply"
+        limit = limits.idle_seconds
+        where = "within the reply"
         if is_whole():
             limit = min(limit, limits.closing_seconds)
 
@@ -268,6 +272,7 @@ class _Watch:
         if not self._is_whole():
             self._timer = self._loop.call_later(self._closing_seconds, self._look)
             return
-        due, soon = self._deadline.when(), self._loop.time() + self._closing_seconds
+        due = self._deadline.when()
+        soon = self._loop.time() + self._closing_seconds
         if due is not None and soon < due and not self._deadline.expired():
             self._deadline.reschedule(soon)

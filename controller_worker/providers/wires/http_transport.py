@@ -139,7 +139,8 @@ class HttpTransport:
         to_proxy = {"Proxy-Authorization": login} if login else {}
         is_tunnelled = address.scheme == "https"
         self._to_proxy = to_proxy if is_tunnelled else {}
-        self._headers |= {} if is_tunnelled else to_proxy
+        if not is_tunnelled:
+            self._headers |= to_proxy
         self._ssl = httpx.create_ssl_context()
         self._config = config
         self._aiohttp = aiohttp
@@ -156,7 +157,9 @@ class HttpTransport:
         Raises:
             ConnectionStale: the server closed a reused connection without an answer.
         """
-        size, pieces, connection = len(body), pieces_of(body), _Connection()
+        size = len(body)
+        pieces = pieces_of(body)
+        connection = _Connection()
         del body
         sent = self._with_own({**headers, "Content-Length": str(size)})
         began = asyncio.get_running_loop().time()
@@ -297,7 +300,8 @@ async def _whole(answer: HttpAnswer) -> bytes:
 
 async def _refusal(answer: HttpAnswer) -> bytes:
     """Return the body of a refusal. If it breaks off or never ends, return its beginning: the status matters."""
-    parts, size = [], 0
+    parts = []
+    size = 0
     try:
         with contextlib.suppress(RequestFailed, TimeoutError):
             async with asyncio.timeout(CLOSING_SECONDS):

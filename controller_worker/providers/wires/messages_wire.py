@@ -79,8 +79,9 @@ class MessagesWire:
             fields["tools"] = [_tool(tool, schema) for tool, schema in zip(request.tools, schemas, strict=True)]
         if strict.output is not None:
             schema = strict_schema(strict.output, optional_as_null=False)
-            form = {"format": {"type": "json_schema", "schema": schema}} if schema is not None else {}
-            fields |= {"output_config": fields.get("output_config", {}) | form} if form else {}
+            if schema is not None:
+                form = {"format": {"type": "json_schema", "schema": schema}}
+                fields["output_config"] = fields.get("output_config", {}) | form
         if request.stop:
             fields["stop_sequences"] = list(request.stop)
         spoken = ((message.role, self._bytes(message, marked)) for message in shown)
@@ -227,7 +228,8 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
     def total(name: str) -> int:
         return sum(token_count(counts.get(name)) for counts in counted)
 
-    read, write = total("cache_read_input_tokens"), total("cache_creation_input_tokens")
+    read = total("cache_read_input_tokens")
+    write = total("cache_creation_input_tokens")
     return Usage(
         prompt_tokens=total("input_tokens") + read + write,
         completion_tokens=total("output_tokens"),

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.llm import Completion, ModelRequest, Usage
-from controller_worker.providers.messages.messages import ToolCall
 from controller_worker.providers.model_table import ModelRow, Sale, call_cost_usd
 from controller_worker.providers.request_size import prompt_tokens, text_tokens
 from controller_worker.providers.wires.reply import Reply
@@ -93,8 +92,5 @@ def _plausible_usd(told_usd: float | None, own_usd: float | None) -> float | Non
 
 def _written(reply: Reply) -> list[str]:
     thoughts = [str(block.get("thinking", "")) for block in reply.thinking_blocks]
-    return [reply.text, *map(_call_text, reply.tool_calls), *thoughts]
-
-
-def _call_text(call: ToolCall) -> str:
-    return f"{call.name} {call.arguments}"
+    calls = [f"{call.name} {call.arguments}" for call in reply.tool_calls]
+    return [reply.text, *calls, *thoughts]

@@ -226,7 +226,8 @@ def _text(chain: Sequence[BaseException], secrets: Sequence[str]) -> str:
     if said is None and refused:
         said = refused[0]
     if said is None:
-        first, last = chain[0], chain[-1]
+        first = chain[0]
+        last = chain[-1]
         said = str(first) or type(first).__name__
         if last is not first and str(last) and str(last) not in said:
             said += f" ({' '.join(str(last).split())})"

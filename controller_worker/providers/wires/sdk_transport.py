@@ -56,7 +56,8 @@ class SdkTransport:
         self, path: str, body: bytes, headers: Mapping[str, str], *, read_seconds: float | None = None
     ) -> SdkAnswer:
         """See `Transport.post`."""
-        length, pieces = {"Content-Length": str(len(body))}, pieces_of(body)
+        length = {"Content-Length": str(len(body))}
+        pieces = pieces_of(body)
         del body
         options: dict[str, Any] = {"headers": {**headers, **_UNREAD, **length}}
         if read_seconds is not None:

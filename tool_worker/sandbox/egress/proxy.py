@@ -213,7 +213,8 @@ class EgressProxy:
         origin = passage.origin
         server = _Side(h11.Connection(h11.CLIENT), origin.reader, origin.writer)
         try:
-            headers = [(b"Host", _host_line(origin.target)), *_passed_on(request.headers), (b"Connection", b"close")]
+            host = origin.target.removesuffix(":80").encode("ascii")
+            headers = [(b"Host", host), *_passed_on(request.headers), (b"Connection", b"close")]
             await server.say(h11.Request(method=request.method, target=path, headers=headers))
             sending = asyncio.create_task(self._copy_events(client, server, passage))
             try:
@@ -357,10 +358,6 @@ def _passed_on(headers: h11._headers.Headers) -> list[tuple[bytes, bytes]]:
     named = {option.strip().lower() for name, value in headers if name == b"connection" for option in value.split(b",")}
     left_out = HOP_BY_HOP | {b"host"} | (named - {b"content-length", b"transfer-encoding"})
     return [(name, value) for name, value in headers if name not in left_out]
-
-
-def _host_line(target: str) -> bytes:
-    return target.removesuffix(":80").encode("ascii")
 
 
 async def _answer(client: _Side, status: int, why: str) -> None:
