@@ -1,14 +1,16 @@
 """Claude through Anthropic's SDK. The SDK handles authentication, connections and errors; the request bytes are ours.
 
-Holds: one attempt per call; the SDK never retries. A turn that the provider paused is continued within its call.
+Holds: one attempt per call. The SDK never retries, so a sent body is not kept. A turn that the provider paused is
+continued within its call.
 Does not: import the SDK before a model is created; the import costs more than a second of CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 from broker.runtime import Clock
@@ -25,9 +27,15 @@ from controller_worker.providers.wires.messages_stream import MessagesStream
 from controller_worker.providers.wires.messages_wire import MessagesWire, read_message, read_part
 from controller_worker.providers.wires.plausible_usage import completion_of
 from controller_worker.providers.wires.quota_headers import quota_left
-from controller_worker.providers.wires.raw_client import RawClient, connections, is_streamed, parsed, timeouts
+from controller_worker.providers.wires.raw_client import (
+    RawClient,
+    connections,
+    is_streamed,
+    parsed,
+    pieces_of,
+    timeouts,
+)
 from controller_worker.providers.wires.reply import token_count
-from controller_worker.providers.wires.sdk_transport import SdkTransport
 
 PREFIX = "anthropic/"
 URL = "https://api.anthropic.com"
@@ -39,6 +47,8 @@ _PATH = "/v1/messages"
 _COUNT_PATH = "/v1/messages/count_tokens"
 _COUNTED_FIELDS = ("model", "thinking", "tool_choice", "output_config")
 """Request fields that the counting endpoint accepts, besides the conversation."""
+_UNREAD = {"X-Stainless-Raw-Response": "stream"}
+"""Makes the SDK return the raw answer before it reads the body."""
 
 
 class AnthropicLLM:
@@ -148,6 +158,67 @@ def _container(message: Mapping[str, Any]) -> dict[str, Any]:
 def _total_usd(costs: Sequence[float | None]) -> float | None:
     known = [cost for cost in costs if cost is not None]
     return sum(known) if len(known) == len(costs) else None
+
+
+class SdkAnswer:
+    """A successful answer, before its body is read."""
+
+    def __init__(self, response: Any) -> None:
+        self.headers: Mapping[str, str] = response.headers
+        self._response = response
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body."""
+        found: AsyncIterator[bytes] = self._response.aiter_bytes()
+        return found
+
+    async def aclose(self) -> None:
+        """Release the connection."""
+        await self._response.aclose()
+
+
+class SdkTransport:
+    """An SDK's client as a `Transport`.
+
+    Args:
+        sdk_client: the SDK's asynchronous client, with retries disabled.
+        http: the SDK's HTTP module, httpx or a replacement.
+        failure: the SDK's exceptions, in addition to those of that module.
+        timeout: creates the timeouts of a request from a limit of silences in seconds.
+    """
+
+    def __init__(
+        self, sdk_client: Any, http: ModuleType, failure: type[Exception], timeout: Callable[[float], Any]
+    ) -> None:
+        self.sdk_client = sdk_client
+        self.failures: tuple[type[Exception], ...] = (failure, http.HTTPError)
+        self.broken: tuple[type[Exception], ...] = (http.HTTPError,)
+        self._http = http
+        self._timeout = timeout
+
+    async def post(
+        self, path: str, body: bytes, headers: Mapping[str, str], *, read_seconds: float | None = None
+    ) -> SdkAnswer:
+        """See `Transport.post`."""
+        length = {"Content-Length": str(len(body))}
+        pieces = pieces_of(body)
+        del body
+        options: dict[str, Any] = {"headers": {**headers, **_UNREAD, **length}}
+        if read_seconds is not None:
+            options["timeout"] = self._timeout(read_seconds)
+        posted = self.sdk_client.post(path, cast_to=self._http.Response, content=pieces, options=options)
+        return SdkAnswer(await posted)
+
+    async def request(self, method: str, path: str, headers: Mapping[str, str], content: bytes | None = None) -> bytes:
+        """See `Transport.request`."""
+        asks = {"GET": self.sdk_client.get, "POST": self.sdk_client.post, "DELETE": self.sdk_client.delete}
+        sent = {"content": content} if content is not None else {}
+        answer = await asks[method](path, cast_to=self._http.Response, options={"headers": dict(headers)}, **sent)
+        return bytes(answer.content)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self.sdk_client.close()
 
 
 def _client(config: LLMConfig, clock: Clock) -> RawClient:

@@ -14,12 +14,12 @@ import pytest
 
 from broker.runtime.clock import SystemClock
 from controller_worker.model.registry import create_llm
+from controller_worker.providers.anthropic_backend import SdkTransport
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import BadRequestError, LLMConfigError
 from controller_worker.providers.llm import Completion, ModelRequest, Usage
 from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
 from controller_worker.providers.wires.raw_client import connections, timeouts
-from controller_worker.providers.wires.sdk_transport import SdkTransport
 from tests.integration.llm_requests import HISTORY, TOOL, answer
 from tests.model_server.running_server import RunningModelServer
 

@@ -14,9 +14,8 @@ from typing import Any
 from broker.contract import ToolSpec
 from controller_worker.providers.errors import MalformedReplyError, NoResponseError
 from controller_worker.providers.llm import ModelRequest, Usage
-from controller_worker.providers.messages.call_names import fitting, with_distinct_ids
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
-from controller_worker.providers.messages.tool_arguments import arguments_text
+from controller_worker.providers.messages.tool_calls import arguments_text, fitting, with_distinct_ids
 from controller_worker.providers.messages.written_messages import MessageMemo, WrittenMessages, json_bytes
 from controller_worker.providers.model_features import ThoughtForm
 from controller_worker.providers.strict_schemas import strict_schema

@@ -15,9 +15,8 @@ from typing import Any, Literal
 from broker.contract import ToolSpec
 from controller_worker.providers.errors import MalformedReplyError
 from controller_worker.providers.llm import ModelRequest, Usage
-from controller_worker.providers.messages.call_names import fitting, with_distinct_ids
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
-from controller_worker.providers.messages.tool_arguments import arguments_object
+from controller_worker.providers.messages.tool_calls import arguments_object, fitting, with_distinct_ids
 from controller_worker.providers.messages.written_messages import WrittenMessages, json_bytes
 from controller_worker.providers.strict_schemas import strict_schema, strict_tools
 from controller_worker.providers.strictness import LOOSE, Strict

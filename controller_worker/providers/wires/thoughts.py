@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from controller_worker.providers.messages.call_names import fitting
+from controller_worker.providers.messages.tool_calls import fitting
 from controller_worker.providers.model_features import ThoughtForm
 
 OF_A_CALL = ("extra_content", "provider_specific_fields")

@@ -17,7 +17,7 @@ import sys
 
 from broker.contract import host_rules
 from broker.runtime import AddressRules
-from tool_worker.sandbox.egress.descriptors import CONTROL_FD, EGRESS_LISTENER_FD
+from tool_worker.sandbox.egress import CONTROL_FD, EGRESS_LISTENER_FD
 from tool_worker.sandbox.egress.proxy import EgressProxy, EgressRules
 
 LOGGED_REFUSALS = 1000

@@ -228,7 +228,10 @@ def test_a_pattern_of_the_base_is_checked() -> None:
         ("[llm", "is not TOML"),
         ("[models]", "has no section [llm]."),
         ('[llm]\nmodel = "x"\nmodle = 1', "'modle' is not a model setting; did you mean 'model'?"),
-        ('[llm]\nmodel = "x"\nfallbacks = [{use = "y", on = ["rate"]}]', "'rate' is not an error code; use one of auth"),
+        (
+            '[llm]\nmodel = "x"\nfallbacks = [{use = "y", on = ["rate"]}]',
+            "'rate' is not an error code; use one of auth",
+        ),
         ('[llm]\nmodel = "x"\nfallbacks = [{on = ["rate_limit"]}]', "fallbacks.0.use (LLM_FALLBACKS): Field req"),
         (
             '[llm]\nmodel = "x"\napi_key = "${NO_KEY}"',
