@@ -131,7 +131,7 @@ class LitellmLLM:
             self._config,
             self._row,
             latency_seconds=self._clock.monotonic() - began,
-            told_usd=told_usd(headers.get(f"{PROVIDERS_OWN}{COST_HEADER}")),
+            reported_usd=told_usd(headers.get(f"{PROVIDERS_OWN}{COST_HEADER}")),
             quota_left=quota_left(headers, prefix=PROVIDERS_OWN),
         )
 

@@ -103,7 +103,7 @@ class OpenAICompatibleLLM:
             self._row,
             latency_seconds=self._clock.monotonic() - began,
             sent_bytes=sent_bytes,
-            told_usd=told_usd(headers.get(COST_HEADER)),
+            reported_usd=told_usd(headers.get(COST_HEADER)),
             quota_left=quota_left(headers),
         )
 

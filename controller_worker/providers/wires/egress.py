@@ -113,18 +113,18 @@ def _sending(send: Any) -> Any:
     """Wrap a client's `send`, which may be a coroutine function, to check names."""
 
     @wraps(send)
-    def checked(self: Any, request: Any, **options: Any) -> Any:
+    def send_checked(self: Any, request: Any, **options: Any) -> Any:
         if (rules := _rules.get()) is None:
             return send(self, request, **options)
         rules.check_name(str(request.url))
         return send(self, request, **options | {"follow_redirects": False})
 
-    return checked
+    return send_checked
 
 
 def _connecting(httpcore: ModuleType, connect: Any) -> Any:
     @wraps(connect)
-    async def checked(self: Any, host: str, port: int, timeout: float | None = None, **options: Any) -> Any:  # noqa: ASYNC109
+    async def connect_checked(self: Any, host: str, port: int, timeout: float | None = None, **options: Any) -> Any:  # noqa: ASYNC109
         if (rules := _rules.get()) is None or rules.knows(host, port):
             return await connect(self, host, port, timeout=timeout, **options)
         try:
@@ -141,12 +141,12 @@ def _connecting(httpcore: ModuleType, connect: Any) -> Any:
                 return await connect(self, address, port, timeout=timeout, **options)
         return await connect(self, addresses[-1], port, timeout=timeout, **options)
 
-    return checked
+    return connect_checked
 
 
 def _connecting_in_thread(httpcore: ModuleType, connect: Any) -> Any:
     @wraps(connect)
-    def checked(self: Any, host: str, port: int, timeout: float | None = None, **options: Any) -> Any:
+    def connect_checked(self: Any, host: str, port: int, timeout: float | None = None, **options: Any) -> Any:
         if (rules := _rules.get()) is None or rules.knows(host, port):
             return connect(self, host, port, timeout=timeout, **options)
         try:
@@ -160,20 +160,20 @@ def _connecting_in_thread(httpcore: ModuleType, connect: Any) -> Any:
                 return connect(self, address, port, timeout=timeout, **options)
         return connect(self, addresses[-1], port, timeout=timeout, **options)
 
-    return checked
+    return connect_checked
 
 
 def _resolving(resolve: Any) -> Any:
     """Wrap a connector's look-up to check its addresses, which may be cached from calls with other rules."""
 
     @wraps(resolve)
-    async def checked(self: Any, host: str, port: int, *arguments: Any, **options: Any) -> Any:
+    async def resolve_checked(self: Any, host: str, port: int, *arguments: Any, **options: Any) -> Any:
         found = await resolve(self, host, port, *arguments, **options)
         if (rules := _rules.get()) is not None:
             rules.check_addresses(host, port, [entry["host"] for entry in found])
         return found
 
-    return checked
+    return resolve_checked
 
 
 def _place(url: str) -> tuple[str, str, int | None]:

@@ -35,21 +35,21 @@ def completion_of(
     *,
     latency_seconds: float,
     sent_bytes: int | None = None,
-    told_usd: float | None = None,
+    reported_usd: float | None = None,
     quota_left: dict[str, int] | None = None,
 ) -> Completion:
     """Return a reply with its usage and its cost.
 
     Args:
         sent_bytes: the size of the request; None if unknown.
-        told_usd: the cost reported by a gateway; None without one.
+        reported_usd: the cost reported by a gateway; None without one.
     """
     usage = plausible_usage(reply, request, config, row, sent_bytes=sent_bytes)
     sold = Sale(request.carry is not None, reply.service_tier, config.cache_lifetime == "1h")
     own_usd = call_cost_usd(config, row, usage, sold)
-    told_usd = reply.told_usd if told_usd is None else told_usd
+    reported_usd = reply.told_usd if reported_usd is None else reported_usd
     return replace(reply, usage=usage).completion(
-        cost_usd=_plausible_usd(told_usd, own_usd),
+        cost_usd=_plausible_usd(reported_usd, own_usd),
         latency_seconds=latency_seconds,
         quota_left=quota_left,
         is_usage_estimated=usage != _with_cache(reply.usage),
@@ -83,11 +83,11 @@ def _with_cache(usage: Usage) -> Usage:
     return usage if cached <= usage.prompt_tokens else replace(usage, prompt_tokens=usage.prompt_tokens + cached)
 
 
-def _plausible_usd(told_usd: float | None, own_usd: float | None) -> float | None:
+def _plausible_usd(reported_usd: float | None, own_usd: float | None) -> float | None:
     """Return the gateway's cost; our own estimate if the two are far apart."""
-    if told_usd is None or own_usd is None:
-        return own_usd if told_usd is None else told_usd
-    return told_usd if own_usd / FACTOR <= told_usd <= own_usd * FACTOR else own_usd
+    if reported_usd is None or own_usd is None:
+        return own_usd if reported_usd is None else reported_usd
+    return reported_usd if own_usd / FACTOR <= reported_usd <= own_usd * FACTOR else own_usd
 
 
 def _written(reply: Reply) -> list[str]:
