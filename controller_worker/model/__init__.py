@@ -1,4 +1,4 @@
-"""One model call as a chain: question, permit, cache, batch, fallback, provider.
+"""The chain of one model call: question, permit, cache, batch, fallback, provider.
 
 Start with: model_call.
 """

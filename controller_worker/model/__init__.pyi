@@ -7,13 +7,12 @@ from .permits.permits import Permits as Permits
 from .question import Question as Question
 from .recollection import Recollection as Recollection
 from .steps.call_task import CallTask as CallTask, Started as Started
-from .steps.client import make_missing_client as make_missing_client, require_client as require_client
 from .steps.own_budget import check_own_budget as check_own_budget
 from .steps.pending_call import PendingCall as PendingCall, StartOutcome as StartOutcome
-from .steps.permit import acquire_permit as acquire_permit, note_waiting as note_waiting
-from .steps.permit import wait_for_batch as wait_for_batch
 from .steps.prompt_count import count_prompt as count_prompt
-from .steps.question import make_question as make_question
+from .steps.start_steps import acquire_permit as acquire_permit, make_missing_client as make_missing_client
+from .steps.start_steps import make_question as make_question, note_waiting as note_waiting
+from .steps.start_steps import require_client as require_client, wait_for_batch as wait_for_batch
 from .streaming import shown as shown
 from .traced import call_span as call_span, describe as describe, led_to_by as led_to_by
 from .usage import usage_by_model as usage_by_model

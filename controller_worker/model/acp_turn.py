@@ -1,13 +1,13 @@
-"""What an ACP agent does next, and what of its latest report becomes a reply: a function of the conversation's View.
+"""Decides the next action of an ACP agent and converts its latest report into a reply. A pure function of the View.
 
-The first turn of a session is prompted with the task; each report is followed by one action: the agent continues, a
-question of it is answered, or its turn is over. A message that comes meanwhile is the next prompt, when the turn has
-ended. A session that is lost, with its process, its host or its node, is continued by its id where the agent can load
-it; else a new one gets the history as text.
+The first turn of a session is prompted with the task. Each report leads to one action: continue the agent, answer its
+permission request, or end the turn. A message that arrives during a turn becomes the next prompt after the turn ends.
+A session lost with its process, host or node is resumed by its id if the agent can load it. Otherwise a new session
+gets the history as text.
 
-Holds: what is in the log is not asked for again: a prompt is given once, and an agent that continues after a death
-reads that it was interrupted. After `FAILURES` failures in a row the call fails and the conversation ends in an error.
-Does not: know whether what the agent did between its last report and its death has taken effect; nobody does.
+Holds: nothing in the log is requested twice. A prompt is given once, and an agent that continues after a crash is told
+that it was interrupted. After `FAILURES` failures in a row, the call fails and the conversation ends in an error.
+Does not: know whether the agent's work between its last report and a crash took effect.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ FEEDBACK = (
     LoopDetectionObservation,
     UserRejectObservation,
 )
-"""What the agent has to read besides messages of people."""
+"""Observations that the agent must read, besides user messages."""
 ERRORS: Mapping[str, type[ModelError]] = {
     found.code: found
     for found in (
@@ -89,7 +89,7 @@ INTERRUPTED_BY_PERSON = "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_INTERRUPTED"
 OF_PERSON = "The person: "
 SHOWN_CHARS = 500
 MODEL = "acp"
-"""What replies are said to come from; the reports name the agent."""
+"""The model name in replies; the reports name the agent itself."""
 
 AcpAction = AcpTurnAction | AcpPermissionAction
 Calls = dict[str, dict[str, Any]]
@@ -97,16 +97,16 @@ Calls = dict[str, dict[str, Any]]
 
 @dataclass
 class Course:
-    """How far the agent has come, read from the View.
+    """The agent's progress, read from the View.
 
     Attributes:
-        action: the latest action of the agent; None: it has not begun.
-        outcome: what has answered it.
-        session_id: its latest session that may be continued.
-        unread: texts that it has not been prompted with.
-        failures: reports of a failure in a row, and actions that came to nothing.
-        is_taken_back: what the session remembers is not what the conversation does.
-        cost_usd: what the session has cost since the report before the latest; None: the agent does not say.
+        action: the agent's latest action; None before the first one.
+        outcome: the observation that answers `action`.
+        session_id: the latest session that can be resumed.
+        unread: texts not yet sent to the agent as a prompt.
+        failures: failure reports in a row, including actions without a result.
+        is_taken_back: a rollback made the session's memory differ from the conversation.
+        cost_usd: the session's cost since its previous report; None if the agent does not report it.
     """
 
     action: AcpAction | None = None
@@ -119,15 +119,16 @@ class Course:
     _total_usd: float = 0.0
 
     def add(self, event: Event) -> None:
-        """Take in the next event."""
+        """Apply the next event."""
         if isinstance(event, AcpTurnAction | AcpPermissionAction):
-            self.action, self.outcome = event, None
+            self.action = event
+            self.outcome = None
             if isinstance(event, AcpTurnAction) and event.prompt:
                 self.unread.clear()
                 self.is_taken_back = False
         elif isinstance(event, MessageAction) and event.source is EventSource.USER:
             self.unread.append(event.content)
-            self.failures = 0  # a person wants it to be tried again
+            self.failures = 0  # the user wants another attempt
         elif isinstance(event, RolledBackObservation):
             self.is_taken_back = True
         elif isinstance(event, Observation):
@@ -137,7 +138,7 @@ class Course:
         if self.action is not None and event.cause == self.action.id:
             self.outcome = event
             if isinstance(event, AcpObservation):
-                if event.state != "lost":  # which is no news of whether it can work
+                if event.state != "lost":  # a lost session says nothing about whether the agent works
                     self.failures = self.failures + 1 if event.state == "failed" else 0
                 self._count(event)
             elif not isinstance(event, UserRejectObservation):
@@ -147,21 +148,23 @@ class Course:
 
     def _count(self, report: AcpObservation) -> None:
         if report.session_id != self.session_id:
-            self.session_id, self._total_usd = report.session_id, 0.0
+            self.session_id = report.session_id
+            self._total_usd = 0.0
         self.cost_usd = None
         total = report.cost_usd
-        if total is not None and math.isfinite(total) and total >= 0:  # no report gives anything back
-            # An agent that has been started again may count from nothing.
+        if total is not None and math.isfinite(total) and total >= 0:  # a total is never negative
+            # A restarted agent may count from zero.
             before = self._total_usd if total >= self._total_usd else 0.0
-            self._total_usd, self.cost_usd = total, total - before
+            self._total_usd = total
+            self.cost_usd = total - before
 
 
 def said(spec: AcpSpec, events: Sequence[Event], later: Iterable[Event]) -> Completion | ModelError:
-    """Return the reply that the agent's latest report is, or why there is none.
+    """Convert the agent's latest report to a reply, or return the error that ends the work.
 
     Args:
         events: the View.
-        later: what the log has behind the latest answer, what is in no View included.
+        later: the events of the log after the latest answer, including those that no View contains.
     """
     course = course_of(events)
     report = course.outcome if isinstance(course.outcome, AcpObservation) else None
@@ -175,7 +178,7 @@ def said(spec: AcpSpec, events: Sequence[Event], later: Iterable[Event]) -> Comp
         return _completion("", calls, Usage(), 0.0)
     if report.plan is not None:
         calls = {PLAN: {"task_list": [item.model_dump(mode="json") for item in report.plan]}, **calls}
-    # An agent that does not say what a turn has cost leaves that unknown.
+    # The cost of a turn is unknown if the agent does not report it.
     cost_usd = course.cost_usd if course.cost_usd is not None or report.state == "ended" else 0.0
     text = report.content.strip()
     usage = Usage(**{name: max(count, 0) for name, count in report.usage.model_dump().items()})
@@ -183,7 +186,7 @@ def said(spec: AcpSpec, events: Sequence[Event], later: Iterable[Event]) -> Comp
 
 
 def course_of(events: Iterable[Event]) -> Course:
-    """Return how far the agent has come."""
+    """Return the progress of the agent."""
     course = Course()
     for event in events:
         course.add(event)
@@ -207,20 +210,21 @@ def _completion(
 
 
 def _error(course: Course, report: AcpObservation | None) -> ModelError | None:
-    """Return what ends the work: the agent fails again and again, or for a reason that stays."""
+    """Return the error that ends the work: too many failures in a row, or a permanent one."""
     is_permanent = report is not None and report.state == "failed" and report.code in PERMANENT
     if course.failures < FAILURES and not is_permanent:
         return None
     code = report.code if report is not None else ServiceUnavailableError.code
     text = report.reason if report is not None else getattr(course.outcome, "content", "")
     error = ERRORS.get(code, InternalServerError)(f"The ACP agent failed: {text}", provider_text=text)
-    error.retryable = False  # it has been tried again already
+    error.retryable = False  # it was retried already
     return error
 
 
 def _calls(spec: AcpSpec, course: Course, events: Sequence[Event], *, is_told: bool) -> Calls:
-    """Return what follows, as the call of a reply; nothing for an agent that is done."""
-    outcome, unread = course.outcome, "\n\n".join(course.unread)
+    """Return the next action as a tool call; empty if the agent is done."""
+    outcome = course.outcome
+    unread = "\n\n".join(course.unread)
     fields = {"command": spec.command, "timeout": spec.timeout_seconds, "session_id": course.session_id}
     if course.action is None and not course.is_taken_back:
         return {TURN: {**fields, "prompt": unread or CONTINUE}}
@@ -265,12 +269,14 @@ def _end(stop_reason: str) -> Calls:
 
 
 def _history(events: Iterable[Event], why: str = "") -> str:
-    """Return what has happened as a prompt for a session that knows nothing of it; `why` if that is the task alone."""
+    """Return the history as the prompt of a new session; if the task is all, `why` and the task."""
     entries = [entry for event in events if (entry := _entry(event))]
     if len(entries) <= 1:
         return "\n\n".join(filter(None, (why, *(entry.removeprefix(OF_PERSON) for entry in entries)))) or CONTINUE
     entries = [entries[0], *(entry[:ENTRY_CHARS] for entry in entries[1:])]
-    first, rest, left = entries[0], list[str](), HISTORY_CHARS
+    first = entries[0]
+    rest = list[str]()
+    left = HISTORY_CHARS
     for entry in reversed(entries[1:]):
         left -= len(entry)
         if left < 0:

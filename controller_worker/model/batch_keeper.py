@@ -1,13 +1,13 @@
-"""The cluster's side of batched calls: seals what waits, sends it, looks after it, and brings the results home.
+"""The cluster's side of batched calls: seals waiting calls into batches, sends them, polls them, delivers the results.
 
-Every worker that has settings for batches does it, for all conversations; a lease keeps two from doing the same.
+Every worker with settings for batches does this, for all conversations. A lease keeps two workers off the same batch.
 
-Holds: a batch is in the store with its calls before it is sent; one whose sender died is looked for at the provider
-before it is sent again; a worker that has not sent it after half of the time after which others do, no longer sends
-it; a call is delivered once, and its conversation woken at least once.
-Does not: keep a worker that is stopped between its last look at the clock and the bytes, a few milliseconds, from
-sending after all when it continues. What is then sent is bought, and its results are dropped. OpenAI refuses it; see
-`BatchProvider.revoke`.
+Holds: a batch and its calls are in the store before it is sent. If its sender dies, the provider is searched for the
+batch before it is sent again. A worker that has not sent it within half of the time after which others resend it does
+not send it. A call is delivered once; its conversation is woken at least once.
+Does not: stop a worker that is suspended in the few milliseconds between its last look at the clock and the request.
+When it continues, it still sends the batch. The provider charges for it, and its results are dropped. OpenAI refuses
+such a batch; see `BatchProvider.revoke`.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from controller_worker.providers import (
 
 ROUND_SECONDS = 1.0
 LEASE_SECONDS = 1_800.0
-"""Longer than anything a worker does with a batch in one go; that it is dead is found out by its heartbeat."""
+"""Longer than any single operation on a batch. A dead worker is detected by its heartbeat, not by this lease."""
 LOOK_SOON_SECONDS = 2.0
 AFTER_ERROR_SECONDS = 30.0
 WAKE_AT_ONCE = 200
 KEPT_LANES = 64
-"""Each model has a lane, and those who submit name models."""
+"""Bounded because each model has a lane, and clients choose model names."""
 
 _log = logging.getLogger(__name__)
 
 
 class BatchKeeper:
-    """What one worker does for all batches."""
+    """One worker's upkeep of all batches."""
 
     def __init__(self, store: Store, batches: Batches, models: Models) -> None:
         self._store = store
@@ -62,12 +62,12 @@ class BatchKeeper:
         self._lanes: dict[str, tuple[BatchProvider, BatchSpec] | None] = {}
 
     async def keep_up(self, worker_id: str) -> None:
-        """Look after batches; returns at once if no settings of this worker ask for them, else never."""
+        """Run batch upkeep forever. Return at once if no settings of this worker ask for batches."""
         while self._models.may_batch:
             try:
                 await self._round(worker_id)
             except Exception:  # noqa: BLE001  (the outer edge: what is wrong with a batch must not end a worker)
-                _log.exception("batches are not looked after")
+                _log.exception("the upkeep of batches failed")
             await asyncio.sleep(ROUND_SECONDS)
 
     async def aclose(self) -> None:
@@ -91,7 +91,7 @@ class BatchKeeper:
         await self._close_spare(lanes)
 
     async def _close_spare(self, wanted: Container[str]) -> None:
-        """Close connections of lanes in which nobody waits, once there are many; a batch of such a lane opens them."""
+        """Close the connections of idle lanes once there are many. The next batch of such a lane opens them again."""
         spare = [lane for lane in self._lanes if lane not in wanted] if len(self._lanes) > KEPT_LANES else ()
         for lane in spare:
             served = self._lanes.pop(lane)
@@ -99,7 +99,7 @@ class BatchKeeper:
                 await served[0].aclose()
 
     async def _serve(self, lane: str, about: str) -> tuple[BatchProvider, BatchSpec] | None:
-        """Return what a lane is served with; None when this worker's settings do not know it."""
+        """Return the provider and settings of a lane; None if this worker's settings do not know the lane."""
         if lane not in self._lanes and about:
             self._lanes[lane] = None
             try:
@@ -109,7 +109,7 @@ class BatchKeeper:
                     provider = await asyncio.to_thread(create_batch_provider, config, self._store.clock)
                     self._lanes[lane] = provider, config.batch
             except (ValidationError, UsageError) as error:
-                _log.warning("batches of %s are not served here: %s", about, error)
+                _log.warning("cannot serve batches of %s: %s", about, error)
         return self._lanes.get(lane)
 
     async def _seal(self, lane: str, worker_id: str, spec: BatchSpec) -> None:
@@ -126,7 +126,7 @@ class BatchKeeper:
 
     async def _look_after(self, batch: Batch, worker_id: str) -> None:
         served = await self._serve(batch.lane, batch.about_lane)
-        if served is None:  # somebody else's
+        if served is None:  # another worker serves this lane
             await self._batches.note(batch, worker_id, look_again_seconds=AFTER_ERROR_SECONDS)
             return
         provider, spec = served
@@ -147,18 +147,19 @@ class BatchKeeper:
 
     async def _send(self, batch: Batch, worker_id: str, provider: BatchProvider, spec: BatchSpec) -> None:
         bodies = await self._batches.bodies(batch)
-        if not bodies:  # nobody wants it any more
+        if not bodies:  # every call was withdrawn
             await self._batches.close(batch, worker_id)
             return
         outgoing = Outgoing(batch.batch_id, bodies)
         uploaded = await provider.upload(outgoing)
-        now_ms, began = to_millis(self._store.clock.now()), self._store.clock.monotonic()
+        now_ms = to_millis(self._store.clock.now())
+        began = self._store.clock.monotonic()
         if not await self._batches.note(batch, worker_id, sent_ms=now_ms, uploaded=uploaded, sent=len(bodies)):
             return
         failpoint("controller.batch_before_send")
         left_seconds = spec.lost_after_seconds / 2 - (self._store.clock.monotonic() - began)
-        if left_seconds <= 0:  # this process stood still: by now, somebody else may be about to send it
-            _log.warning("batch %s was not sent in time", batch.batch_id)
+        if left_seconds <= 0:  # this process was suspended; another worker may be about to send the batch
+            _log.warning("batch %s was not sent: its time limit has passed", batch.batch_id)
             await provider.revoke(uploaded)
             await self._batches.note(batch, worker_id, look_again_seconds=0.0, sent_ms="", uploaded="")
             return
@@ -166,19 +167,19 @@ class BatchKeeper:
             async with asyncio.timeout(left_seconds):
                 provider_id = await provider.submit(outgoing, uploaded)
         except RateLimitError:
-            await self._batches.note(batch, worker_id, sent_ms="")  # it was refused as a whole
+            await self._batches.note(batch, worker_id, sent_ms="")  # the whole batch was refused
             raise
         except (ModelError, TimeoutError) as error:
             if isinstance(error, ModelError) and not error.retryable:
                 raise
-            # Nobody knows whether it has come there.
+            # It is unknown whether the batch arrived.
             await self._batches.note(batch, worker_id, look_again_seconds=LOOK_SOON_SECONDS)
             return
         failpoint("controller.batch_after_send")
         await self._batches.note(batch, worker_id, look_again_seconds=spec.poll_seconds, provider=provider_id)
 
     async def _find(self, batch: Batch, worker_id: str, provider: BatchProvider, spec: BatchSpec) -> None:
-        """Look for a batch of which it is not known whether it was sent."""
+        """Search the provider for a batch that may or may not have been sent."""
         count = int(batch.further.get("sent", batch.count))
         sought = Sought(batch.batch_id, count, batch.sent_ms, frozenset(await self._batches.known()))
         waited = batch.waited_seconds
@@ -206,12 +207,13 @@ class BatchKeeper:
         await self._deliver(batch, worker_id, results, failed(NoResponseError("The batch has no result for the call.")))
 
     async def _deliver(self, batch: Batch, worker_id: str, results: dict[str, bytes], otherwise: bytes) -> None:
-        """Deliver the outcome of every call of a batch, and close it."""
+        """Deliver the result of every call of a batch, then close the batch."""
         woken: list[str] = []
         for number in await self._batches.numbers(batch):
             failpoint("controller.batch_deliver")
             cid = await self._batches.deliver(batch, number, results.get(number, otherwise))
-            woken += [cid] if cid is not None else []
+            if cid is not None:
+                woken.append(cid)
             if len(woken) >= WAKE_AT_ONCE:
                 await wake(self._store, woken)
                 woken.clear()
@@ -222,8 +224,8 @@ class BatchKeeper:
 
 @contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """Keep what is wrong with one lane or batch from all others."""
+    """Log an error of one lane or batch so that the others continue."""
     try:
         yield
     except (StoreRefused, LookupError, ValueError, zlib.error):
-        _log.exception("%s cannot be looked after", what)
+        _log.exception("cannot process %s", what)

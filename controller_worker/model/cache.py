@@ -1,12 +1,12 @@
-"""Replies kept for requests that are exactly the same: for evaluations that are run again.
+"""Caches replies by exact request, for evaluations that run again.
 
-One file a reply, named after the SHA-256 of everything that the provider would see, in a directory or in a store of
-objects that fsspec reaches; one that all workers share serves a whole cluster.
+Each reply is one file, named after the SHA-256 of everything the provider would see. The files are in a directory or
+in an object store that fsspec can reach. A location that all workers share serves a whole cluster.
 
-Holds: a file is whole or not there; only whole replies are kept, never errors; a key is in no file and no name; a kept
-reply costs nothing.
-Does not: guess: one character more in a prompt, another parameter or another `cache_scope` is another request. Nor
-delete: what is older than `cache_ttl_seconds` is asked again and overwritten.
+Holds: a file is complete or absent. Only complete replies are kept, never errors. No API key is in a file or a file
+name. A cached reply costs nothing.
+Does not: match similar requests. One more character in a prompt, another parameter or another `cache_scope` makes
+another request. Does not delete files: a reply older than `cache_ttl_seconds` is requested again and overwritten.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class CachedLLM:
-    """A model that is asked only for what it was not asked before."""
+    """A model that answers repeated requests from the cache."""
 
     def __init__(self, inner: LLM, config: LLMConfig, clock: Clock) -> None:
         assert config.cache_dir is not None
@@ -49,12 +49,12 @@ class CachedLLM:
             else _Directory(Path(config.cache_dir).expanduser())
         )
         self._ttl_seconds = config.cache_ttl_seconds
-        # Settings that came later are part of a name only where they change a request: kept replies stay in use.
+        # Newer settings are part of a name only if they change a request. This keeps older cached replies valid.
         later = {name for name in ("strict_tools", "structured_output") if getattr(config, name) == "off"}
         self._settings = config.model_dump(mode="json", exclude={*_NOT_PART_OF_A_REQUEST, *later})
 
     async def complete(self, request: ModelRequest) -> Completion:
-        """Ask once, or answer from the cache. See `LLM.complete`."""
+        """Answer from the cache, or call the model once. See `LLM.complete`."""
         began = self._clock.monotonic()
         name = await asyncio.to_thread(self._name, request)
         kept = await asyncio.to_thread(self._read, name)
@@ -96,27 +96,27 @@ class CachedLLM:
         except FileNotFoundError:
             return None
         except Exception as error:  # noqa: BLE001  (every kind of store has its own errors)
-            _log.warning("the kept reply %s cannot be used: %r", name, error)
+            _log.warning("cannot use the cached reply %s: %r", name, error)
             return None
 
     def _write(self, name: str, completion: Completion) -> None:
-        """Keep a reply; a disk that is full, or a store that is away, costs the cache and not the call."""
+        """Store a reply. If the disk is full or the store is unavailable, the call still succeeds."""
         try:
             content = json.dumps(asdict(completion), default=_plain).encode("utf-8", errors="replace")
             self._shelf.write(name, content)
         except Exception as error:  # noqa: BLE001  (every kind of store has its own errors)
-            _log.warning("a reply cannot be kept as %s: %s", name, error)
+            _log.warning("cannot cache a reply as %s: %s", name, error)
 
 
 class _Shelf(Protocol):
-    """Where replies are kept."""
+    """The place where replies are stored."""
 
     def read(self, name: str) -> tuple[bytes, float]:
-        """Return a file and when it was written, in seconds of the epoch; FileNotFoundError if there is none."""
+        """Return a file and its write time in epoch seconds. Raise FileNotFoundError if there is none."""
         ...
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file whole."""
+        """Write a file atomically."""
         ...
 
 
@@ -142,7 +142,7 @@ class _Directory:
 
 
 class _ObjectStore:
-    """By fsspec. A store of objects shows them whole or not at all; the moment is written in front of the reply."""
+    """Stores files through fsspec. Object stores write atomically; the write time is stored in front of the reply."""
 
     def __init__(self, url: str, clock: Clock) -> None:
         self._url = url.rstrip("/")
@@ -177,7 +177,7 @@ def _completion(fields: Mapping[str, Any]) -> Completion:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON can hold of a value of ours."""
+    """Convert one of our values to a value that JSON can hold."""
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"{type(value).__name__} is part of no request")
+    raise TypeError(f"a request cannot contain a {type(value).__name__}")

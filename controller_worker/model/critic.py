@@ -1,9 +1,9 @@
-"""A critic: a model that reads what an agent did and says whether its finish counts.
+"""The critic: a model that reads the agent's work and decides whether its finish counts.
 
-Holds: a question is a function of the View, a verdict a function of the reply, so a worker that dies in between costs
-one call and a replay needs no model; words that are not a clear yes count as a no; what the agent has written is a
-record to the critic, between marks, and never its instructions.
-Does not: look into the workspace; a goal's check does.
+Holds: a question is a function of the View and a verdict is a function of the reply. A worker crash in between costs
+one call, and a replay needs no model. Any answer that is not a clear yes counts as a no. The critic sees the agent's
+text as a delimited record, never as instructions.
+Does not: inspect the workspace; a goal's check does that.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ with the word ACCEPTED or REFUSED, followed by your reason."""
 
 
 def question(spec: CriticSpec, events: Sequence[Event], *, overflows: int = 0) -> tuple[Message, ...]:
-    """Return what the critic is asked.
+    """Return the critic's prompt.
 
     Args:
         events: the View, up to the finish.
-        overflows: how many such questions in a row did not fit the model; each halves the next.
+        overflows: how many prompts in a row exceeded the model's window; each one halves the next prompt.
     """
     room = max(MAX_PROMPT_CHARS >> overflows, SMALLEST_PROMPT_CHARS)
     asked = "\n\n".join(
@@ -80,7 +80,7 @@ def question(spec: CriticSpec, events: Sequence[Event], *, overflows: int = 0) -
 
 
 def verdict_of(reply: ModelReply, *, finish_id: int) -> FinishVerdictObservation:
-    """Return what the critic's answer means; never raises, whatever it wrote."""
+    """Parse the critic's answer. Never raises, whatever the answer is."""
     for call in reply.tool_calls:
         try:
             fields = json.loads(call.arguments)
@@ -102,7 +102,7 @@ def _verdict(is_accepted: bool, reason: str, finish_id: int) -> FinishVerdictObs
 
 
 def _record(events: Sequence[Event], room: int) -> str:
-    """Return as many of the latest events as there is room for, the first event being the system's words."""
+    """Return as many of the latest events as fit. The first event is the system prompt."""
     blocks: list[str] = []
     for event in reversed(events[1:]):
         block = event_blocks((event,), MAX_EVENT_CHARS)

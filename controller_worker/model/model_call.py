@@ -1,7 +1,7 @@
 """One model call of one step: from a request to an event.
 
-Holds: a call ends in a `Completion` or in a `ModelCallFailed`, whatever goes wrong; a key that was refused gives way to
-the others of its quota, and what a failed model's settings name as fallbacks is asked at once, each once.
+Holds: a call always ends in a `Completion` or a `ModelCallFailed`. If a key is rate limited, the other keys of its
+quota are tried. If the model fails, its fallbacks are tried immediately, each once.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ async def ask(
     permit: CallPermit,
     admit: Callable[[str], Awaitable[None]] | None = None,
 ) -> Completion | ModelCallFailed | ModelCallDeferred:
-    """Make one attempt: ask the model and, while it fails, its fallbacks.
+    """Make one attempt: call the model and, if it fails, its fallbacks.
 
     Args:
-        attempt: which attempt of this step it is, from 1.
-        permit: acquired for this model.
-        admit: gets the name of each model before it is asked; raises if it may not be.
+        attempt: the number of this attempt within the step, from 1.
+        permit: the permit acquired for this model.
+        admit: called with the name of each model before the call; raises if the model may not be called.
 
     Returns:
-        The reply, or what went wrong and when to try again; or that the call was given to a batch.
+        The reply; or the failure and the time of the next attempt; or a deferral if the call was added to a batch.
     """
     try:
         async with models.using(spec, key_env=permit.key_env) as (llm, config):
@@ -94,11 +94,11 @@ async def ask(
 
 
 def failed_by(error: Exception, conversation_id: str, *, attempt: int) -> ModelCallFailed:
-    """Return the failure of a call that something other than the model has ended. It is not retried."""
+    """Return the failure event for an error outside the model. Such a call is not retried."""
     last_error = last_error_of(error)
     if isinstance(error, DeckhandsError):
         return _failed(error.code, str(error), last_error, attempt=attempt)
-    _log.error("model call of %s", conversation_id, exc_info=error)
+    _log.error("model call of conversation %s failed", conversation_id, exc_info=error)
     return _failed("unexpected", last_error.partition(": ")[2], last_error, attempt=attempt)
 
 
@@ -110,12 +110,12 @@ async def _complete(llm: LLM, config: LLMConfig, request: ModelRequest, permit: 
 
 @dataclass(frozen=True, slots=True)
 class _Other:
-    """What to ask when a call fails.
+    """One alternative to try when a call fails.
 
     Attributes:
-        is_for: whether it is for an error, by its code.
-        spec: the model that has failed.
-        fallback: what its settings name to be asked instead; None: it is asked with another key.
+        is_for: returns whether this alternative applies to an error code.
+        spec: the model that failed.
+        fallback: the fallback named in its settings; None to retry the same model with another key.
     """
 
     is_for: Callable[[str], bool]
@@ -124,7 +124,7 @@ class _Other:
 
 
 def _others(spec: LLMSpec, config: LLMConfig, permit: CallPermit) -> list[_Other]:
-    """Return what to ask when a call fails: the same with its other keys, then the fallbacks."""
+    """Return the alternatives in order: the same model with its other keys, then the fallbacks."""
     further_keys = permit.key_count(config) - 1
     others = [_Other(_is_rate_limit, spec)] * further_keys
     return others + [_Other(each.is_for, spec, each.use) for each in config.fallbacks]
@@ -143,22 +143,24 @@ async def _ask_others(
     permit: CallPermit,
     admit: Callable[[str], Awaitable[None]] | None,
 ) -> Completion | DeckhandsError:
-    """Ask each model that takes over after the latest error, may be called and has room in its quota.
+    """Call each alternative that applies to the latest error, is allowed and has room in its quota.
 
     Returns:
-        The first reply; or the first error that may pass, because an attempt is worth repeating if any of them is; or
-        why a fallback could not be used at all; or the model's own error.
+        The first reply. Otherwise the first retryable error: one is enough to make another attempt worthwhile.
+        Otherwise
+        the reason why a fallback could not be used. Otherwise the first model's error.
     """
-    failures, obstacles = [failure], list[DeckhandsError]()
+    failures = [failure]
+    obstacles = list[DeckhandsError]()
     for each in others:
         spec, name = each.spec, each.fallback or each.spec.model
         if not each.is_for(failures[-1].code):
             continue
-        _log.warning("conversation %s: %s; asking %s", request.conversation_id, failures[-1].code, name)
+        _log.warning("conversation %s: %s; calling %s", request.conversation_id, failures[-1].code, name)
         try:
             if each.fallback is not None:
                 spec = models.choose_fallback(spec, each.fallback, permit.tenant)
-            await models.of(spec)  # a router has to be made before it chooses
+            await models.of(spec)  # a router must exist before it can choose
             other = await models.routed(spec, request, permit.tenant)
             config = models.settings(other)
             if admit is not None and config is not None:
@@ -171,13 +173,13 @@ async def _ask_others(
         except ModelError as error:
             failures.append(error)
         except (UsageError, HookVeto) as error:
-            _log.warning("conversation %s: %s cannot be asked: %s", request.conversation_id, name, error)
+            _log.warning("conversation %s: cannot call %s: %s", request.conversation_id, name, error)
             obstacles.append(error)
     return next((error for error in failures if error.retryable), (*obstacles, failures[0])[0])
 
 
 def _void(request: ModelRequest) -> None:
-    """Say that what was shown of the reply so far no longer counts."""
+    """Discard the text streamed so far: another model takes over."""
     if request.on_delta is not None:
         request.on_delta(Delta("superseded", ""))
 
@@ -185,10 +187,10 @@ def _void(request: ModelRequest) -> None:
 def reply_of(
     completion: Completion, *, iteration: int, seen_id: int, event_id: int, estimated_tokens: int | None = None
 ) -> ModelReply:
-    """Turn a reply into its event; tool call ids that repeat are made unique, so that each result has one call.
+    """Convert a reply to its event. Repeated tool call ids are made unique, so that each result has one call.
 
     Args:
-        estimated_tokens: of the prompt; None where nobody has estimated it.
+        estimated_tokens: the estimated size of the prompt; None without an estimate.
     """
     is_estimated = estimated_tokens is not None
     calls: list[ModelToolCall] = []
@@ -226,7 +228,7 @@ def reply_of(
 
 
 def _with_ids(blocks: Iterable[Mapping[str, Any]], calls: Sequence[ModelToolCall]) -> Iterator[Mapping[str, Any]]:
-    """Yield the thoughts of a reply; what is attached to a call without a usable id names its new one."""
+    """Yield the thinking blocks of a reply. A block attached to a call without a usable id gets the call's new id."""
     for block in blocks:
         place = block.get("place") if block.get("type") == "call" else None
         if isinstance(place, int) and 0 <= place < len(calls):
@@ -236,7 +238,7 @@ def _with_ids(blocks: Iterable[Mapping[str, Any]], calls: Sequence[ModelToolCall
 
 
 def _kept(blocks: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield what a log can hold of the thoughts of a reply."""
+    """Yield the thinking blocks as plain JSON, leaving out those that JSON cannot hold."""
     for block in blocks:
         with contextlib.suppress(ValueError):
             yield to_plain_json(dict(block))

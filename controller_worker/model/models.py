@@ -1,10 +1,9 @@
-"""The models that a worker can call: their settings, and a client for each.
+"""The models that a worker can call: their settings and one client for each.
 
-Holds: the same settings share one client, and the number of clients has a bound; address and key come from the worker's
-environment, never from a conversation; what a conversation names is looked up once, by `choose`, and is a reference of
-ours from then on; a client is made in its own thread and in a limited time, so that one that never gets made holds
-nothing else up.
-Does not: call them; see `model_call`.
+Holds: equal settings share one client, and the number of clients is bounded. Address and key come from the worker's
+environment, never from a conversation. `choose` resolves a conversation's model name once, to an internal reference.
+A client is created in its own thread with a time limit, so one that hangs blocks nothing else.
+Does not: call the models; see `model_call`.
 """
 
 from __future__ import annotations
@@ -35,22 +34,22 @@ from controller_worker.providers import (
 from controller_worker.providers import MODEL as SILENT_MODEL
 
 ROUTED = "#routed"
-"""After a reference: the profile's own model, whatever its router would choose."""
+"""Suffix of a reference: use the profile's own model and bypass its router."""
 CREATION_SECONDS = 120.0
-"""How long a client may take; the first one imports its provider's library, on a busy machine for half a minute."""
+"""Time limit for creating a client. The first one imports its provider's library: up to 30 s on a busy machine."""
 
 
 CLIENTS_LIMIT = 128
-"""Of one worker. Those in use may be more; a client holds a megabyte or so of certificates, and its connections."""
+"""Per worker; clients in use may exceed it. A client holds about 1 MB of certificates, and its connections."""
 SIGHTS_LIMIT = 1_000
 
 
 @dataclass(slots=True)
 class _Client:
-    """A client, or the making of it.
+    """A client, or the task that creates it.
 
     Attributes:
-        users: how many calls use it.
+        users: the number of calls in progress.
     """
 
     made: asyncio.Task[tuple[LLM, LLMConfig]]
@@ -62,7 +61,7 @@ class _Client:
 
 
 class ClientMissing(Exception):
-    """A router is to choose whose client has to be made first."""
+    """Raised when a router must choose but its client does not exist yet."""
 
     def __init__(self, spec: LLMSpec) -> None:
         super().__init__(spec)
@@ -72,12 +71,12 @@ class ClientMissing(Exception):
 class Models:
     """The models of one worker.
 
-    A specification's `model` is a reference (see `controller_worker.providers.profiles`) or the name of an entry; only
-    `choose` takes what a conversation says.
+    The `model` of a specification is a reference (see `controller_worker.providers.profiles`) or the name of an entry.
+    Only `choose` accepts names given by a conversation.
 
     Args:
-        quotas: whose keys go to no other address than that of their models.
-        is_open: whether conversations may name any model, see `Profiles.is_open`.
+        quotas: their keys are sent only to the address of their models.
+        is_open: whether conversations may name any model; see `Profiles.is_open`.
     """
 
     def __init__(
@@ -90,30 +89,30 @@ class Models:
         self._threads = LimitedThreads()
         self._loaded: Profiles | None = None
         self._sights: dict[LLMSpec, bool] = {}
-        self._clients: dict[tuple[LLMSpec, str | None], _Client] = {}  # the one that was used last at the end
+        self._clients: dict[tuple[LLMSpec, str | None], _Client] = {}  # least recently used first
         self._closing: set[asyncio.Task[None]] = set()
 
     async def prepare(self) -> None:
-        """Create the client of the default model, if there is one, so that no conversation waits for its library."""
-        with contextlib.suppress(UsageError):  # which the first call will say
+        """Create the client of the default model, if any, so that no conversation waits for its import."""
+        with contextlib.suppress(UsageError):  # the first call reports the error
             await self.of(LLMSpec())
 
     def choose(self, spec: LLMSpec, tenant: str) -> LLMSpec:
-        """Return the specification, as the other methods take it, of what a conversation of a tenant names.
+        """Resolve the model that a tenant's conversation names. The other methods take the result.
 
         Raises:
-            ModelNotOffered: no entry for this tenant has the name; lists those that there are.
+            ModelNotOffered: no entry with this name is offered to the tenant; the message lists the offered ones.
             LLMConfigError: the table cannot be read.
         """
         return spec.model_copy(update={"model": self._profiles.find(spec.model, tenant) or None})
 
     def choose_fallback(self, spec: LLMSpec, name: str, tenant: str) -> LLMSpec:
-        """Return the specification of what the settings of one name as a fallback; raises what `choose` does."""
+        """Resolve a fallback that the settings of `spec` name. Raises the same errors as `choose`."""
         reference = (spec.model or "").removesuffix(ROUTED)
         return spec.model_copy(update={"model": self._profiles.find_fallback(reference, name, tenant) or None})
 
     async def of(self, spec: LLMSpec) -> tuple[LLM, LLMConfig]:
-        """Return the client for a specification, and its settings; to ask the client, see `using`.
+        """Return the client and the settings of a specification. To make a call, use `using`.
 
         Raises:
             LLMConfigError: no model is configured, or a setting cannot be used.
@@ -123,10 +122,10 @@ class Models:
 
     @contextlib.asynccontextmanager
     async def using(self, spec: LLMSpec, *, key_env: str | None = None) -> AsyncIterator[tuple[LLM, LLMConfig]]:
-        """Return the client for a specification, which is not closed within, and its settings.
+        """Yield the client and the settings of a specification. The client stays open inside the block.
 
         Args:
-            key_env: the environment variable that holds the key to use; None for the configured one.
+            key_env: the environment variable with the key to use; None for the configured key.
 
         Raises:
             LLMConfigError: no model is configured, or a setting cannot be used.
@@ -142,7 +141,7 @@ class Models:
     def _client(self, spec: LLMSpec, key_env: str | None) -> _Client:
         client = self._clients.pop((spec, key_env), None)
         if client is None or (client.made.done() and not client.is_ready):
-            # The first client imports its provider's library, for longer than a heartbeat may be late.
+            # The first client imports its provider's library, which takes longer than a heartbeat may be late.
             what = f"The client of the model {ascii(spec.model or 'by default')[:100]}"
             making = self._threads.run(self._create, spec, key_env, what=what, limit_seconds=CREATION_SECONDS)
             client = _Client(asyncio.create_task(making))
@@ -150,7 +149,7 @@ class Models:
         return client
 
     def _close_others(self) -> None:
-        """Close the clients above the limit that are not in use, those first that were used least recently."""
+        """Close unused clients above the limit, least recently used first."""
         idle = [key for key, client in self._clients.items() if client.made.done() and not client.users]
         for key in idle[: max(0, len(self._clients) - CLIENTS_LIMIT)]:
             client = self._clients.pop(key)
@@ -160,12 +159,12 @@ class Models:
                 closing.add_done_callback(self._closing.discard)
 
     def is_ready(self, spec: LLMSpec) -> bool:
-        """Return whether `of` answers at once."""
+        """Return whether `of` returns without waiting."""
         client = self._clients.get((spec, None))
         return client is not None and client.is_ready
 
     def settings(self, spec: LLMSpec) -> LLMConfig | None:
-        """Return how a model is asked; None where the settings cannot be used, which the call will say."""
+        """Return a model's settings; None if they cannot be used. The call then reports the error."""
         client = self._clients.get((spec, None))
         if client is not None and client.is_ready:
             return client.made.result()[1]
@@ -175,14 +174,15 @@ class Models:
             return None
 
     async def routed(self, spec: LLMSpec, request: ModelRequest, tenant: str) -> LLMSpec:
-        """Return the specification of the model that a router chooses for a request; another one as it is.
+        """Return the model that a router chooses for a request. Return any other model unchanged.
 
-        What quotas, budgets and keys count for is then the model that is really asked. A router that cannot choose is
-        asked again by the call, which fails.
+        Quotas, budgets and keys then apply to the model that is really called. If a router cannot choose, the call asks
+        it
+        again and fails.
 
         Raises:
-            ModelNotOffered: it chooses a profile that is not for the tenant.
-            ClientMissing: the router is not made yet.
+            ModelNotOffered: the router chose a profile that is not offered to the tenant.
+            ClientMissing: the router does not exist yet.
         """
         config = self.settings(spec)
         if config is None or config.router is None:
@@ -200,14 +200,14 @@ class Models:
 
     @property
     def offered(self) -> list[str]:
-        """The default model, empty if there is none, and the profiles, as workers of all versions report them."""
+        """The default model (empty without one) and the profiles, as workers of all versions report them."""
         config = self.settings(LLMSpec())
         names = self._loaded.names if self._loaded is not None else ()
         return [config.model if config is not None else "", *names]
 
     @property
     def table(self) -> ModelTable:
-        """What conversations may name; nothing if the table cannot be read, which the first call will say."""
+        """The models that conversations may name; empty if the table is unreadable, as the first call reports."""
         try:
             return self._profiles.table
         except LLMConfigError:
@@ -215,24 +215,24 @@ class Models:
 
     @property
     def may_batch(self) -> bool:
-        """Whether any settings of this worker ask for the provider's batch API."""
+        """Whether any settings of this worker ask for a provider's batch API."""
         try:
             return self._profiles.sets("batch")
         except LLMConfigError:
-            return False  # which the first call will say
+            return False  # the first call reports the error
 
     def max_message_chars(self, spec: LLMSpec) -> int:
-        """Return how long a text in a prompt may be; the default where the settings cannot be used."""
+        """Return the length limit of a text in a prompt; the default if the settings cannot be used."""
         config = self.settings(spec)
         return MAX_MESSAGE_CHARS if config is None else config.max_message_chars
 
     def structures_output(self, spec: LLMSpec) -> bool:
-        """Say whether a model may be held to the schema of a conversation's output."""
+        """Return whether a model's output can be constrained to the conversation's output schema."""
         config = self.settings(spec)
         return config is not None and config.structured_output != "off"
 
     def sees_images(self, spec: LLMSpec) -> bool:
-        """Say whether the model, or one that may be asked in its place, takes images."""
+        """Return whether the model, or any model that may replace it, accepts images."""
         if spec in self._sights:
             return self._sights[spec]
         config = self.settings(spec)
@@ -243,12 +243,13 @@ class Models:
             self._sights.clear()
         try:
             others = [self._profiles.find_fallback(reference, fallback.use, None) for fallback in config.fallbacks]
-            others += sorted(config.router.profiles) if config.router is not None else []
+            if config.router is not None:
+                others += sorted(config.router.profiles)
             self._sights[spec] = takes_images(config) or any(
                 takes_images(other) for name in others if (other := self.settings(LLMSpec(model=name))) is not None
             )
         except UsageError:
-            return True  # which the call will say
+            return True  # the call reports the error
         return self._sights[spec]
 
     async def aclose(self) -> None:
@@ -260,7 +261,7 @@ class Models:
 
     @property
     def _profiles(self) -> Profiles:
-        """What the operator has written; raises `LLMConfigError`."""
+        """The operator's profiles. Raises `LLMConfigError`."""
         if self._loaded is None:
             self._loaded = Profiles.from_env(self._env, is_open=self._is_open)
         return self._loaded
@@ -276,14 +277,14 @@ class Models:
         return self._create_whole(config), config
 
     def _check_key(self, key_env: str, config: LLMConfig) -> None:
-        """Refuse a key of the quota table that two addresses would get.
+        """Reject a key of the quota table that would be sent to two addresses.
 
         Raises:
             LLMConfigError: the entries of its model have different addresses.
         """
         addresses = {address_of(config)}
         for name in ("", *self._profiles.names):
-            with contextlib.suppress(UsageError):  # it cannot be used, and so gets no key
+            with contextlib.suppress(UsageError):  # an unusable entry gets no key
                 other = self._profiles.config(name)
                 pool = self._quotas.pool_of(other.model)
                 if pool is not None and any(quota.key_env == key_env for quota in pool.quotas):
@@ -295,7 +296,7 @@ class Models:
             )
 
     def _create_whole(self, config: LLMConfig) -> LLM:
-        """Create a model and, if it is a router, those that it may choose."""
+        """Create a model and, if it is a router, the models it may choose from."""
         if config.router is None:
             return create_llm(config, self._clock)
         choices = {name: self._profiles.named(name) for name in sorted(config.router.profiles)}

@@ -1,7 +1,7 @@
-"""What is asked of a model next: the step itself, or what a condenser or a critic has to say first.
+"""The next request to a model: a step, or a question of a condenser or a critic.
 
-Holds: a function of the state, the View and the agent, and what an answer leads to is a function of the answer: a
-worker that dies in between costs one model call, and the next one asks the same.
+Holds: a question is a function of the state, the View and the agent; its result is a function of the answer. A worker
+crash in between costs one model call, and the next owner asks the same question.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Question:
     """One request to one model.
 
     Attributes:
-        seen_id: the last event the prompt was made from.
-        conclude: what the answer means to the condenser or the critic that asks; None for a step.
+        seen_id: the last event in the prompt.
+        conclude: converts the answer to events for the condenser or the critic; None for a step.
     """
 
     llm: LLMSpec
@@ -37,7 +37,7 @@ class Question:
     conclude: Callable[[ModelReply], Event] | None = None
 
     def events_of(self, reply: ModelReply, agent: Agent, state: State) -> tuple[Event, ...]:
-        """Return what an answer leads to, the reply itself first."""
+        """Return the events of an answer. The reply comes first."""
         if self.conclude is None:
             output = state.setup.agent.output
             if output is not None and self.request.output_schema is not None and handed_in(reply, output) is not None:
@@ -50,11 +50,11 @@ class Question:
 async def next_question(
     state: State, agent: Agent, recollection: Recollection, models: Models
 ) -> Question | CondensationAction:
-    """Return what to ask, or a condensation for which nobody needs to be asked.
+    """Return the next question, or a condensation that needs no model call.
 
     Raises:
         CorruptEntry: an entry of the log is damaged or missing.
-        ModelNotOffered, LLMConfigError: the conversation may not ask the model that it names.
+        ModelNotOffered, LLMConfigError: the conversation may not use the model that it names.
     """
     question = await _unrouted(state, agent, recollection, models)
     if not isinstance(question, Question):
@@ -63,7 +63,7 @@ async def next_question(
 
 
 def tenant_of(state: State) -> str:
-    """Return the tenant of a conversation; empty: it has none."""
+    """Return the tenant of a conversation; empty if it has none."""
     return state.setup.tenancy.tenant
 
 
@@ -74,7 +74,8 @@ async def _unrouted(
         return await _question_to_critic(state, recollection, models)
     if is_acp_agent(agent):
         return await _report_of_agent(state, recollection)
-    is_asking, tenant = getattr(agent, "asks_model", True), tenant_of(state)
+    is_asking = getattr(agent, "asks_model", True)
+    tenant = tenant_of(state)
     llm = models.choose(state.setup.agent.llm, tenant) if is_asking else LLMSpec(model=SILENT_MODEL)
     prompt = await recollection.prompt(
         state.version,
@@ -94,7 +95,8 @@ async def _unrouted(
         request = _request(state, prompt.messages, prompt.tools, "condenser")
         other = models.choose(prompt.llm, tenant) if prompt.llm is not None else llm
         return Question(_asked_once(other), request, state.version, prompt.conclude)
-    request, output = _request(state, prompt, agent.tools, "agent"), state.setup.agent.output
+    request = _request(state, prompt, agent.tools, "agent")
+    output = state.setup.agent.output
     if output is not None and models.structures_output(llm):
         request = replace(request, output_schema=output.json_schema)
     return Question(llm, request, state.version)
@@ -126,7 +128,7 @@ async def _question_to_critic(state: State, recollection: Recollection, models: 
 
 
 def _asked_once(llm: LLMSpec) -> LLMSpec:
-    """Return the model without prompt caching, for a prompt that is never sent again."""
+    """Return the model without prompt caching, for a prompt that is sent only once."""
     return llm.model_copy(update={"caching_prompt": False})
 
 

@@ -1,7 +1,7 @@
-"""What a conversation's model is shown, read from its log when it is first needed and kept up from then on.
+"""The prompt of a conversation, built from its log on first use and then updated incrementally.
 
-Holds: after `take_in` of every event since, a prompt costs what is new and no look into the log; after a condensation,
-once, what is left of the View.
+Holds: if `take_in` got every event since, a prompt costs only the new events and no read of the log. After a
+condensation it costs one rebuild from the rest of the View.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from controller_worker.memory import Condenser, ConversationMemory, Inquiry, Pro
 from controller_worker.providers import Message
 
 NOT_IN_PROMPTS = frozenset({"old_content", "new_content"})
-"""Fields of observations that no model sees; the rest of a shortened event is fetched for the prompt."""
+"""Fields of observations that are in no prompt. The other fields of a shortened event are loaded for the prompt."""
 
 Prompt = tuple[Message, ...]
 
 
 class Recollection:
-    """The View of one conversation and the messages made of it."""
+    """The View of one conversation and the messages built from it."""
 
     def __init__(self, log: EventLog, conversation_id: str) -> None:
         self._log = log
@@ -32,14 +32,14 @@ class Recollection:
         self._masked: set[int] = set()
 
     async def take_in(self, events: Iterable[Event]) -> None:
-        """Take in the next events of the log.
+        """Apply the next events of the log.
 
         Raises:
-            CorruptEntry: a text kept beside the log is missing or damaged.
+            CorruptEntry: a blob is missing or damaged.
         """
         if self._fold is not None:
             for event in events:
-                if isinstance(event, RolledBackObservation):  # what is left is read again
+                if isinstance(event, RolledBackObservation):  # the rest is read again
                     self._fold = self._memory = None
                     return
                 self._add(self._fold, await self._whole(event))
@@ -47,14 +47,14 @@ class Recollection:
     async def prompt(
         self, version: int, condenser: Condenser, options: PromptOptions, *, overflows: int = 0
     ) -> Prompt | CondensationAction | Inquiry:
-        """Return the messages made from the log up to `version`, which is where `take_in` has come to.
+        """Return the messages built from the log up to `version`, the latest event given to `take_in`.
 
         Args:
-            options: how the model is shown the conversation; another one makes all messages again.
-            overflows: how many prompts in a row did not fit the model.
+            options: how the conversation is presented to the model; changed options rebuild all messages.
+            overflows: how many prompts in a row exceeded the model's window.
 
         Returns:
-            The prompt, or what the condenser wants first.
+            The prompt, or a request of the condenser that comes first.
 
         Raises:
             CorruptEntry: an entry is damaged or missing.
@@ -64,25 +64,26 @@ class Recollection:
         if not isinstance(condensed, View):
             return condensed
         if options != self._options or fold.condensations != self._condensations:
-            self._options, self._memory = options, None
+            self._options = options
+            self._memory = None
         return tuple(self._messages(fold, condensed.events))
 
     async def view(self, version: int) -> View:
-        """Return the View of the log up to `version`; see `prompt` for what is raised."""
+        """Return the View of the log up to `version`. Raises the same errors as `prompt`."""
         return (await self._fold_at(version)).view()
 
     async def behind(self, event_id: int, version: int) -> Sequence[Event]:
-        """Return what the log has behind an event, up to `version`; see `prompt` for what is raised."""
+        """Return the events after a given event, up to `version`. Raises the same errors as `prompt`."""
         return await self._log.read(self._conversation_id, after=event_id, until=version)
 
     async def _fold_at(self, version: int) -> ViewFold:
         if self._fold is None:
             self._fold = await self._read(version)
-        assert self._fold.version == version, f"remembers {self._fold.version}, asked for {version}"
+        assert self._fold.version == version, f"has events up to {self._fold.version}, not {version}"
         return self._fold
 
     async def _read(self, version: int) -> ViewFold:
-        """Read the log; of what was forgotten, nothing that is kept beside it."""
+        """Read the log. Blobs of forgotten events are not loaded."""
         events = await self._log.read(self._conversation_id, until=version)
         without = taken_back(events)
         forgotten = {
@@ -105,9 +106,9 @@ class Recollection:
             self._memory.add(event)
 
     def _messages(self, fold: ViewFold, shown: Sequence[Event]) -> list[Message]:
-        """Return the messages of what a condenser shows of the View."""
+        """Return the messages of the condenser's part of the View."""
         kept = fold.view().events
-        if len(shown) != len(kept):  # a window, which is small and moves with each step
+        if len(shown) != len(kept):  # a window: small, and different at each step
             return self._remember(fold.script(shown)).messages()
         if self._memory is None:
             self._memory = self._remember(fold.script(kept))

@@ -1,6 +1,6 @@
-"""From a configuration to the model that follows it.
+"""Creates the model for a configuration.
 
-Holds: creating a model sends nothing; what cannot work is refused here and not at the first call.
+Holds: creating a model sends no request. A configuration that cannot work is rejected here, not at the first call.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from controller_worker.providers import MODEL as SILENT_MODEL
 BATCH_BACKENDS = frozenset({"anthropic", "openai"})
 LOCAL_BACKENDS = frozenset({"scripted", "replay", "silent"})
 RESPONSES_PREFIX = "responses/"
-"""Behind the provider: litellm's way to name a model that is to be asked by the Responses API."""
+"""Follows the provider in litellm's names of models that are called through the Responses API."""
 OPENHANDS_PREFIX = "openhands/"
 OPENHANDS_URL = "https://llm-proxy.app.all-hands.dev/"
 
@@ -46,10 +46,10 @@ _log = logging.getLogger(__name__)
 def create_llm(config: LLMConfig, clock: Clock) -> LLM:
     """Create the model that the configuration names.
 
-    The first model of a backend imports the provider's library: one to four CPU-seconds.
+    The first model of a backend imports the provider's library, which takes 1 to 4 CPU-seconds.
 
     Raises:
-        LLMConfigError: the model, its backend or a setting cannot work together.
+        LLMConfigError: the model, its backend or a setting do not fit together.
     """
     if config.model.startswith(OPENHANDS_PREFIX):
         model = "litellm_proxy/" + config.model.removeprefix(OPENHANDS_PREFIX)
@@ -60,8 +60,8 @@ def create_llm(config: LLMConfig, clock: Clock) -> LLM:
         llm = _create(backend, config, clock)
     except OSError as error:
         raise LLMConfigError(
-            f"The client of the model {config.model!r} cannot be made: {error.strerror or error}.",
-            remedy="If SSL_CERT_FILE or SSL_CERT_DIR is set, it has to name certificates.",
+            f"The client of the model {config.model!r} cannot be created: {error.strerror or error}.",
+            remedy="If SSL_CERT_FILE or SSL_CERT_DIR is set, it must name certificates.",
         ) from error
     except ModuleNotFoundError as error:
         raise LLMConfigError(
@@ -75,10 +75,10 @@ def create_llm(config: LLMConfig, clock: Clock) -> LLM:
 
 
 def create_batch_provider(config: LLMConfig, clock: Clock) -> BatchProvider:
-    """Create the way to the provider's batch API that the configuration asks for.
+    """Create the client of the provider's batch API that the configuration asks for.
 
     Raises:
-        LLMConfigError: the model's backend has none.
+        LLMConfigError: the model's backend has no batch API.
     """
     check_batches(config)
     if backend_of(config) == "anthropic":
@@ -89,14 +89,14 @@ def create_batch_provider(config: LLMConfig, clock: Clock) -> BatchProvider:
 
 
 def check_batches(config: LLMConfig) -> None:
-    """Refuse a configuration whose calls cannot be batched.
+    """Reject a configuration whose calls cannot be batched.
 
     Raises:
         LLMConfigError: the model's backend has no batch API.
     """
     if config.batch is not None and backend_of(config) not in {*BATCH_BACKENDS, "silent"}:
         raise LLMConfigError(
-            f"{config.model!r} cannot be asked in batches by the backend {backend_of(config)!r}.",
+            f"The backend {backend_of(config)!r} cannot batch calls of {config.model!r}.",
             remedy="Use a model of anthropic/, or the backend openai with LLM_BASE_URL=https://api.openai.com/v1.",
         )
 
@@ -111,7 +111,7 @@ def _with_text_tools(llm: LLM, backend: str, config: LLMConfig) -> LLM:
 
 
 def takes_images(config: LLMConfig) -> bool:
-    """Say whether images are sent to the model; to a script or a recording they are."""
+    """Return whether images are sent to the model. Scripted and replayed models get them."""
     if config.disable_vision is not None:
         return not config.disable_vision
     return backend_of(config) in LOCAL_BACKENDS or sees_images(config.known_as)
@@ -132,17 +132,19 @@ def _create(backend: str, config: LLMConfig, clock: Clock) -> LLM:
 
 
 def backend_of(config: LLMConfig) -> str:
-    """Return the backend: as configured, or by model and address.
+    """Return the backend: the configured one, else chosen by model and address.
 
-    `auto` means: scripts by their prefix; Claude at Anthropic, or at an address that speaks its protocol; any other
-    model with an address and no provider in its name at an OpenAI-compatible server, unless it is to be asked by the
-    Responses API; litellm for all others.
+    `auto` chooses scripted and replayed models by their prefix. It chooses the Anthropic backend for Claude at
+    Anthropic
+    or at an address with the same protocol. It chooses the OpenAI-compatible backend for any other model with an
+    address
+    and no provider in its name, unless the Responses API is to be used. It chooses litellm for all others.
 
     Raises:
         LLMConfigError: the configured backend cannot serve the model.
     """
     if config.model == SILENT_MODEL:
-        return "silent"  # whatever is configured for the models that are asked
+        return "silent"  # a router has no backend of its own; the models it chooses have theirs
     is_script = config.model.startswith(SCRIPTED_PREFIX)
     if config.backend == "scripted" and not is_script:
         raise LLMConfigError(

@@ -1,11 +1,11 @@
-"""Another model for each call, by what the call is like: routers, as OpenHands has them (6.9).
+"""Routers: choose a model for each call by its content, as in OpenHands (6.9).
 
-A profile with a `router` is one model to everybody else. Its own settings are the `primary`; the others are profiles.
+To all other code, a profile with a `router` is one model. Its own settings are the `primary`; the others are profiles.
 
-Holds: the same request of the same step is routed to the same model, also when it is made again after a crash or a
-failure; only `multimodal` remembers something, and only to stay where it is.
-Differs: what is remembered of an overflow is lost when another worker takes the conversation over; it is found out
-again by the prompt's length, unless the prompt has been condensed meanwhile, and then the smaller model will do.
+Holds: the same request of the same step goes to the same model, even after a crash or a failure. Only `multimodal`
+keeps state, and only to stay with its choice.
+Differs: a recorded overflow is lost when another worker takes the conversation over. The prompt's length reveals it
+again, unless the prompt was condensed in the meantime; then the smaller model suffices.
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ from controller_worker.providers import (
 
 OVERFLOWS_REMEMBERED = 10_000
 SELECTION_SECONDS = 10.0
-"""How long an operator's own router may take."""
+"""Time limit of an operator's own router."""
 
 
 class Router(Protocol):
-    """Chooses a model. An operator's own class is made without arguments."""
+    """Chooses a model. An operator's own class is created without arguments."""
 
     def select_llm(self, request: ModelRequest) -> str:
-        """Return `primary` or a profile, within ten seconds; an error fails the call."""
+        """Return `primary` or a profile within 10 seconds. An error fails the call."""
         ...
 
 
 class RouterLLM:
-    """A model that is several."""
+    """A model that forwards each call to the model that its router chooses."""
 
     def __init__(self, router: Router, models: Mapping[str, LLM], threads: LimitedThreads | None = None) -> None:
-        """Take the models by name, the primary among them.
+        """Take the models by name, including the primary.
 
         Args:
-            threads: for a router that may block, an operator's own; None: for one that does not.
+            threads: runs an operator's router, which may block; None for a router that does not block.
         """
         self._router = router
         self._models = models
         self._threads = threads
 
     async def complete(self, request: ModelRequest) -> Completion:
-        """Ask the chosen model once. See `LLM.complete`.
+        """Call the chosen model once. See `LLM.complete`.
 
         Raises:
-            LLMConfigError: the router has named a model that it was not given.
+            LLMConfigError: the router named an unknown model.
         """
         return await self._models[await self.select(request)].complete(request)
 
     async def select(self, request: ModelRequest) -> str:
-        """Return which model is to be asked, by name; raises what `complete` does."""
+        """Return the name of the chosen model. Raises the same errors as `complete`."""
         choose = self._router.select_llm
         if self._threads is None:
             name = choose(request)
@@ -74,7 +74,8 @@ class RouterLLM:
             name = await self._threads.run(choose, request, what=what, limit_seconds=SELECTION_SECONDS)
         if name not in self._models:
             raise LLMConfigError(
-                f"The router has chosen {name!r}.", remedy=f"It may choose {', '.join(sorted(self._models))}."
+                f"The router chose {name!r}, which it was not given.",
+                remedy=f"It may choose {', '.join(sorted(self._models))}.",
             )
         return name
 
@@ -85,7 +86,7 @@ class RouterLLM:
 
 
 class MultimodalRouter:
-    """The primary for images and for prompts that the secondary cannot hold, from then on for good; else it."""
+    """Uses the primary for images and prompts too long for the secondary, then stays; else the secondary."""
 
     def __init__(self, secondary: str, max_input_tokens: int | None) -> None:
         self._secondary = secondary
@@ -105,7 +106,7 @@ class MultimodalRouter:
 
 
 class RuleRouter:
-    """The first rule that holds."""
+    """Uses the first rule that matches."""
 
     def __init__(self, rules: Sequence[RouteRule]) -> None:
         self._rules = rules
@@ -116,7 +117,7 @@ class RuleRouter:
 
 
 class RandomRouter:
-    """By weights; drawn from the step's identity, so that asking again means the same model."""
+    """Chooses by weights. The draw is seeded with the step's identity, so a repeated call goes to the same model."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights
@@ -133,13 +134,13 @@ class RandomRouter:
 
 
 def router_of(spec: RouterSpec, choices: Mapping[str, LLMConfig]) -> Router:
-    """Make the router that is specified.
+    """Create the specified router.
 
     Args:
-        choices: the settings of the profiles that it may choose.
+        choices: the settings of the profiles it may choose from.
 
     Raises:
-        LLMConfigError: a class cannot be imported or made.
+        LLMConfigError: a class cannot be imported or created.
     """
     match spec.kind:
         case "multimodal":
@@ -158,9 +159,9 @@ def _own_router(path: str) -> Router:
     try:
         router: Router = getattr(importlib.import_module(module), name)()
     except Exception as error:
-        # An outer edge: it is the operator's code.
+        # An outer edge: this calls the operator's code.
         raise LLMConfigError(
-            f"The router {path!r} cannot be made: {error!r}.", remedy="Name a class that takes no arguments."
+            f"The router {path!r} cannot be created: {error!r}.", remedy="Name a class that takes no arguments."
         ) from error
     return router
 

@@ -1,8 +1,7 @@
-"""Shows a reply to clients while the model writes it.
+"""Streams a reply to clients while the model writes it.
 
-Holds: a call that nobody watches is not streamed and costs nothing; pieces are gathered, so that a model's speed never
-becomes the store's load; the conversation's secrets are hidden in them, wherever a piece ends; what is shown is never
-used.
+Holds: a call without watchers is not streamed and costs nothing. Pieces are buffered, so a fast model does not load
+the store. The conversation's secrets are masked, even across pieces. Streamed text is for display only.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ GATHER_SECONDS = 0.1
 async def shown(
     store: Store, log: EventLog, request: ModelRequest, *, attempt: int, is_watched: bool
 ) -> AsyncIterator[ModelRequest]:
-    """Give the request as it is to be made: streamed, if a client follows the reply.
+    """Yield the request to send; it streams if a client follows the reply.
 
     Args:
-        log: knows what is to be hidden.
-        attempt: which call of its step it is, from 1.
+        log: provides the masker of secrets.
+        attempt: the number of this call within its step, from 1.
         is_watched: a client follows the reply.
     """
     if request.service != "agent" or request.carry is not None or not is_watched:
@@ -44,11 +43,11 @@ async def shown(
 
 
 class _Gathered:
-    """Pieces that are not shown yet.
+    """Buffers pieces that are not shown yet.
 
     Attributes:
-        _run: the last piece, without its text; the pieces of one call and kind are one text, masked as such.
-        _shown: how many characters of each call have been shown.
+        _run: the last piece, without its text. Pieces of one call and kind are masked as one text.
+        _shown: the number of characters shown for each call.
     """
 
     def __init__(self, live: LiveText, call: str, masker: Masker) -> None:
@@ -77,11 +76,11 @@ class _Gathered:
 
     @property
     def _name(self) -> str:
-        """What the call under way is called; each fallback has its own name."""
+        """The name of the current call; each fallback has its own."""
         return f"{self._call}.{self._fallbacks}" if self._fallbacks else self._call
 
     async def flush(self) -> None:
-        """Show what is left, after what is being shown."""
+        """Wait for the current write, then show the rest."""
         if self._showing is not None:
             await self._showing
         pieces = self._placed([*self._taken(), *self._ended()])
@@ -103,7 +102,7 @@ class _Gathered:
             self._showing = asyncio.create_task(self._live.show(pieces))
 
     def _taken(self) -> list[Piece]:
-        """Return what was gathered, as far as it can be shown by now."""
+        """Return the buffered pieces, masked as far as they can be shown now."""
         pieces, self._pieces = self._pieces, []
         found: list[Piece] = []
         for piece in pieces:
@@ -115,7 +114,7 @@ class _Gathered:
         return [piece for piece in found if piece.text or piece.kind == "superseded"]
 
     def _placed(self, pieces: list[Piece]) -> list[Piece]:
-        """Return pieces with their places in what their call shows."""
+        """Add to each piece its offset in the text of its call."""
         found = []
         for piece in pieces:
             at = self._shown.get(piece.call, 0)
@@ -124,6 +123,6 @@ class _Gathered:
         return found
 
     def _ended(self) -> list[Piece]:
-        """Return what was held back of the run that has ended."""
+        """Return the text that the masker held back at the end of a run."""
         rest = self._masked.finish()
         return [replace(self._run, text=rest)] if self._run is not None and rest else []

@@ -1,9 +1,10 @@
 """Tools for models without function calling: calls and results travel as text (OpenHands 6.5).
 
-It stands before any backend and speaks the same protocol as one.
+It wraps any backend and implements the same protocol.
 
-Holds: the log keeps calls, never their text form, so a conversation can continue with a model of the other kind.
-Does not: refuse a history with several calls in one message, as the original does: a model that calls tools natively
+Holds: the log keeps calls, never their text form, so a conversation can continue with a model that calls tools
+natively.
+Does not: reject a history with several calls in one message, as the original does. A model that calls tools natively
 may have written it before.
 """
 
@@ -36,7 +37,7 @@ RESULT_PREFIX = "EXECUTION RESULT of [{name}]:\n"
 
 
 class TextToolsLLM:
-    """A model whose tools are described in the prompt, and whose calls are read from its text."""
+    """A model with its tools described in the prompt and its calls parsed from the reply's text."""
 
     def __init__(self, inner: LLM, config: LLMConfig) -> None:
         self._inner = inner
@@ -46,7 +47,7 @@ class TextToolsLLM:
         self._made: MessageMemo[Message] = MessageMemo()
 
     async def complete(self, request: ModelRequest) -> Completion:
-        """Ask once. See `LLM.complete`."""
+        """Call the model once. See `LLM.complete`."""
         tools = {tool.name: tool for tool in request.tools}
         messages = self._messages(request, tools)
         if not tools:
@@ -54,7 +55,7 @@ class TextToolsLLM:
         stop = (*request.stop, *self._stop)
         completion = await self._inner.complete(replace(request, messages=messages, tools=(), stop=stop))
         if completion.tool_calls:
-            return completion  # some servers recognise the form and make calls of it themselves
+            return completion  # some servers recognise the format and convert it to calls themselves
         text, calls = read_calls(
             completion.text,
             tools,
@@ -85,7 +86,7 @@ class TextToolsLLM:
 
 
 def _as_text(message: Message, tools: Mapping[str, ToolSpec]) -> Message:
-    """Return a message that any chat model can read."""
+    """Convert a message to plain text, which any chat model can read."""
     if message.role == "tool":
         prefix = RESULT_PREFIX.format(name=message.name or "function")
         return Message("user", _prefixed(message.content, prefix))

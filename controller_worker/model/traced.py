@@ -1,6 +1,6 @@
-"""The span of a model call, under the names of OpenTelemetry's conventions for generative AI.
+"""The span of a model call, named after OpenTelemetry's conventions for generative AI.
 
-Does not: write down prompts, replies or tool arguments.
+Does not: record prompts, replies or tool arguments.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def call_span(tracing: Tracing, traceparent: str | None, wanted: CallModel, ques
 
 
 def describe(span: OpenSpan, result: Completion | ModelCallFailed | ModelCallDeferred) -> None:
-    """Say how a call has ended."""
+    """Record the result of a call in its span."""
     if isinstance(result, ModelCallFailed):
         span.fail(result.code)
     elif isinstance(result, ModelCallDeferred):

@@ -1,6 +1,6 @@
-"""What a conversation has used up of each model, as its log tells: its own calls, and what its delegates report.
+"""A conversation's usage of each model, read from its log: its own calls and those that its delegates report.
 
-Holds: a fold of the log; every call counts once, in the conversation that made it and in those above it.
+Holds: a fold of the log. Every call counts once in the conversation that made it and once in each of its ancestors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from broker.contract import DelegateEnded, Event, ModelReply, ModelUsage, TokenU
 
 
 def usage_by_model(events: Iterable[Event]) -> tuple[ModelUsage, ...]:
-    """Return what was used up, by model, in the order in which they were first asked."""
+    """Return the usage by model, in the order of each model's first call."""
     found: dict[str, ModelUsage] = {}
     told: set[int] = set()
     for event in events:

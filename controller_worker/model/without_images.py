@@ -1,7 +1,7 @@
-"""Images for models that take none: a note takes their place.
+"""Replaces images by a note, for models that accept none.
 
-Holds: messages without images pass as they are, so what a backend remembers of them stays.
-Differs: the original drops images without a word, and the model does not know that there was something to see.
+Holds: messages without images pass unchanged, so the backend's caches for them stay valid.
+Differs: the original drops images silently, and the model does not know that they existed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from controller_worker.providers import (
 
 
 class WithoutImagesLLM:
-    """A model that cannot see."""
+    """A model that accepts no images."""
 
     def __init__(self, inner: LLM) -> None:
         self._inner = inner
         self._made: MessageMemo[Message] = MessageMemo()
 
     async def complete(self, request: ModelRequest) -> Completion:
-        """Ask once. See `LLM.complete`."""
+        """Call the model once. See `LLM.complete`."""
         return await self._inner.complete(self._seen(request))
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
@@ -47,7 +47,7 @@ class WithoutImagesLLM:
 
 
 def has_images(message: Message) -> bool:
-    """Say whether there is an image in the message."""
+    """Return whether the message contains an image."""
     return any(isinstance(part, ImagePart) for part in message.content)
 
 

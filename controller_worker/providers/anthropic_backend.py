@@ -1,14 +1,16 @@
-"""Claude by Anthropic's own SDK: authentication, connections and errors are the SDK's, the bytes are ours.
+"""Claude through Anthropic's SDK. The SDK handles authentication, connections and errors; the request bytes are ours.
 
-Holds: one attempt per call; the SDK never retries. A turn that the provider has paused is continued within its call.
-Does not: import the SDK before a model is created; that costs more than a second of CPU.
+Holds: one attempt per call. The SDK never retries, so a sent body is not kept. A turn that the provider paused is
+continued within its call.
+Does not: import the SDK before a model is created; the import costs more than a second of CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 from broker.runtime import Clock
@@ -25,30 +27,38 @@ from controller_worker.providers.wires.messages_stream import MessagesStream
 from controller_worker.providers.wires.messages_wire import MessagesWire, read_message, read_part
 from controller_worker.providers.wires.plausible_usage import completion_of
 from controller_worker.providers.wires.quota_headers import quota_left
-from controller_worker.providers.wires.raw_client import RawClient, connections, is_streamed, parsed, timeouts
+from controller_worker.providers.wires.raw_client import (
+    RawClient,
+    connections,
+    is_streamed,
+    parsed,
+    pieces_of,
+    timeouts,
+)
 from controller_worker.providers.wires.reply import token_count
-from controller_worker.providers.wires.sdk_transport import SdkTransport
 
 PREFIX = "anthropic/"
 URL = "https://api.anthropic.com"
 LAST_VERSION_WITH_SAMPLING = "2023-06-01"
 PAUSES_LIMIT = 10
-"""A turn that pauses more often ends there, with what it has brought."""
+"""A turn with more pauses ends after this many; its content so far is used."""
 
 _PATH = "/v1/messages"
 _COUNT_PATH = "/v1/messages/count_tokens"
 _COUNTED_FIELDS = ("model", "thinking", "tool_choice", "output_config")
-"""What of our fields the endpoint takes, besides the conversation."""
+"""Request fields that the counting endpoint accepts, besides the conversation."""
+_UNREAD = {"X-Stainless-Raw-Response": "stream"}
+"""Makes the SDK return the raw answer before it reads the body."""
 
 
 class AnthropicLLM:
     """The backend for Claude."""
 
     def __init__(self, config: LLMConfig, clock: Clock) -> None:
-        """Import the SDK and prepare a client; nothing is sent.
+        """Import the SDK and create a client. Sends no request.
 
         Raises:
-            LLMConfigError: there is no key, or `drop_params` is off and a parameter is set that the model refuses.
+            LLMConfigError: there is no key, or `drop_params` is off and the model refuses a parameter that is set.
         """
         self._config = config
         model = config.model.removeprefix(PREFIX)
@@ -70,7 +80,7 @@ class AnthropicLLM:
         self._clock = clock
 
     async def complete(self, request: ModelRequest) -> Completion:
-        """Ask once, and again for as long as the turn pauses. See `LLM.complete`."""
+        """Call the model once, and again while its turn is paused. See `LLM.complete`."""
         began = self._clock.monotonic()
         parameters = self._parameters
         if request.temperature is not None and "temperature" in parameters:
@@ -91,21 +101,22 @@ class AnthropicLLM:
             text=reply.text,
             tool_calls=reply.tool_calls,
             thinking_blocks=reply.thinking_blocks,
-            usage=_total([completion.usage for completion in asked]),
+            usage=Usage(**{name: sum(getattr(each.usage, name) for each in asked) for name in Usage.__slots__}),
             cost_usd=_total_usd([completion.cost_usd for completion in asked]),
             latency_seconds=self._clock.monotonic() - began,
             is_usage_estimated=any(completion.is_usage_estimated for completion in asked),
         )
 
     async def _ask(self, parameters: Mapping[str, Any], request: ModelRequest) -> tuple[Any, Completion]:
-        """Return a message, and what it is as a completion, whatever is in it."""
+        """Return a message and its completion, even if it has no content."""
         stream = MessagesStream if is_streamed(request, is_long=self._is_long) else None
         if stream is not None:
             parameters = {**parameters, "stream": True}
 
         async def ask(strict: Strict) -> tuple[Any, Mapping[str, str], int]:
             body = self._wire.body(parameters, request, strict)
-            size, asking = len(body), self._client.ask(request, _PATH, body, self._headers, stream=stream)
+            size = len(body)
+            asking = self._client.ask(request, _PATH, body, self._headers, stream=stream)
             del body
             return *await asking, size
 
@@ -128,7 +139,7 @@ class AnthropicLLM:
         return token_count(answer.get("input_tokens")) or None if isinstance(answer, dict) else None
 
     async def send(self, method: str, path: str, content: bytes, headers: Mapping[str, str]) -> bytes:
-        """Make a request of another kind than a call, for `batching`; raises `ModelError`."""
+        """Make a request other than a call, for `batching`. Raises `ModelError`."""
         sent = None if method == "GET" else content
         return await self._client.request(method, path, {**headers, **self._versions}, content=sent)
 
@@ -138,14 +149,10 @@ class AnthropicLLM:
 
 
 def _container(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what keeps a turn in the container in which it has run code so far."""
+    """Return the field that keeps a turn in the container in which it has run code."""
     container = message.get("container")
     name = container.get("id") if isinstance(container, Mapping) else None
     return {"container": name} if isinstance(name, str) and name else {}
-
-
-def _total(used: Sequence[Usage]) -> Usage:
-    return Usage(**{name: sum(getattr(usage, name) for usage in used) for name in Usage.__slots__})
 
 
 def _total_usd(costs: Sequence[float | None]) -> float | None:
@@ -153,24 +160,87 @@ def _total_usd(costs: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(costs) else None
 
 
+class SdkAnswer:
+    """A successful answer, before its body is read."""
+
+    def __init__(self, response: Any) -> None:
+        self.headers: Mapping[str, str] = response.headers
+        self._response = response
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body."""
+        found: AsyncIterator[bytes] = self._response.aiter_bytes()
+        return found
+
+    async def aclose(self) -> None:
+        """Release the connection."""
+        await self._response.aclose()
+
+
+class SdkTransport:
+    """An SDK's client as a `Transport`.
+
+    Args:
+        sdk_client: the SDK's asynchronous client, with retries disabled.
+        http: the SDK's HTTP module, httpx or a replacement.
+        failure: the SDK's exceptions, in addition to those of that module.
+        timeout: creates the timeouts of a request from a limit of silences in seconds.
+    """
+
+    def __init__(
+        self, sdk_client: Any, http: ModuleType, failure: type[Exception], timeout: Callable[[float], Any]
+    ) -> None:
+        self.sdk_client = sdk_client
+        self.failures: tuple[type[Exception], ...] = (failure, http.HTTPError)
+        self.broken: tuple[type[Exception], ...] = (http.HTTPError,)
+        self._http = http
+        self._timeout = timeout
+
+    async def post(
+        self, path: str, body: bytes, headers: Mapping[str, str], *, read_seconds: float | None = None
+    ) -> SdkAnswer:
+        """See `Transport.post`."""
+        length = {"Content-Length": str(len(body))}
+        pieces = pieces_of(body)
+        del body
+        options: dict[str, Any] = {"headers": {**headers, **_UNREAD, **length}}
+        if read_seconds is not None:
+            options["timeout"] = self._timeout(read_seconds)
+        posted = self.sdk_client.post(path, cast_to=self._http.Response, content=pieces, options=options)
+        return SdkAnswer(await posted)
+
+    async def request(self, method: str, path: str, headers: Mapping[str, str], content: bytes | None = None) -> bytes:
+        """See `Transport.request`."""
+        asks = {"GET": self.sdk_client.get, "POST": self.sdk_client.post, "DELETE": self.sdk_client.delete}
+        sent = {"content": content} if content is not None else {}
+        answer = await asks[method](path, cast_to=self._http.Response, options={"headers": dict(headers)}, **sent)
+        return bytes(answer.content)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self.sdk_client.close()
+
+
 def _client(config: LLMConfig, clock: Clock) -> RawClient:
     import anthropic
     import httpx2
 
     options = connections(httpx2, config)
+    # ANTHROPIC_BASE_URL is the address of the environment's key, not of the configured key.
+    url = config.base_url.rstrip("/").removesuffix("/v1") if config.base_url else None
     key = config.api_key.get_secret_value() if config.api_key is not None else None
-    if key is None and config.base_url is not None:  # a key of the environment is for Anthropic alone
+    if key is None and config.base_url is not None:  # a key from the environment is for Anthropic only
         raise LLMConfigError(f"There is no key for {config.model!r} at its own address.", remedy="Set LLM_API_KEY.")
     try:
         client = anthropic.AsyncAnthropic(
             api_key=key,
-            # ANTHROPIC_BASE_URL is the address of the environment's key, and not of ours.
-            base_url=config.base_url.rstrip("/").removesuffix("/v1") if config.base_url else URL if key else None,
+            base_url=url or (URL if key else None),
             max_retries=0,
             timeout=options["timeout"],
-            # Gateways that predate the SDK's second version look for the key here.
+            # Gateways older than the SDK's second version look for the key here.
             default_headers={"X-Api-Key": key} if key and config.base_url else None,
-            # The SDK's other client searches all its connections for each request: twice the CPU at 200 in flight.
+            # The SDK's other client searches all its connections for each request: twice the CPU at 200 calls in
+            # flight.
             http_client=anthropic.DefaultAioHttpClient(**options),
         )
     except anthropic.CredentialsError as error:

@@ -1,9 +1,9 @@
 """Anthropic's Message Batches.
 
-The provider lets us name the calls of a batch but not the batch, and it returns those names with the results. If the
-sender of a batch died, we recognize the batch by its time and size, and by its results once it has ended.
+A batch has no client-chosen name, but each of its calls has one, and the results repeat these names. If the sender of a
+batch died, the batch is recognized by its time and size, and by its results once it has ended.
 
-Holds: at most 100,000 calls and 256 MB a batch (the provider's limits; ours are lower).
+Holds: at most 100,000 calls and 256 MB per batch (the provider's limits; ours are lower).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class AnthropicBatches:
         await self._close()
 
     async def _since(self, created_ms: int) -> list[dict[str, Any]]:
-        """Return the batches that were made since, the latest first."""
+        """Return the batches created at or after a time, newest first."""
         found: list[dict[str, Any]] = []
         after = ""
         for _ in range(PAGES_LIMIT):

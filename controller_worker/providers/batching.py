@@ -1,10 +1,10 @@
-"""Calls by a provider's batch API: hours instead of seconds, at half the price.
+"""Calls through a provider's batch API: hours instead of seconds, at half the price.
 
-A batched call passes its backend twice. The first time the request's `carry` takes the body away and raises
-`CallBatched`; when the provider has answered, `carry` returns the answer, and the backend reads it as any other.
+A batched call passes its backend twice. The first time, the request's `carry` takes the body and raises `CallBatched`.
+After the provider has answered, `carry` returns the answer and the backend reads it like any other.
 
-Holds: what comes back for one call is the provider's reply or an error of our family, as text that the store can keep.
-Does not: know a store; see `broker.limits.batches` for the queue, and `batch_keeper` for who sends and fetches.
+Holds: the result of a call is the provider's reply or one of our errors, as text that the store can keep.
+Does not: use a store; see `broker.limits.batches` for the queue and `batch_keeper` for sending and fetching.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from controller_worker.providers.errors import (
 PAGE_SIZE = 100
 PAGES_LIMIT = 50
 CLOCKS_DIFFER_MS = 60_000
-"""By how much the provider's clock may differ from ours."""
+"""The maximum difference between the provider's clock and ours."""
 
 Send = Callable[[str, str, bytes, Mapping[str, str]], Awaitable[bytes]]
 """One request at the provider: method, path, body and headers; returns the body of the answer or raises ModelError."""
 
 
 class CallBatched(Exception):
-    """The call waits for a batch. Not an error."""
+    """The call waits for a batch. This is not an error."""
 
 
 class NotYetKnown(Exception):
-    """The provider cannot say yet whether it has a batch."""
+    """The provider cannot tell yet whether it has a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A batch that is about to be sent: our name for it, and the body of each call by its number."""
+    """A batch to send: our name for it, and the body of each call by its number."""
 
     tag: str
     bodies: Mapping[str, bytes]
@@ -56,8 +56,8 @@ class Sought:
     """A batch that may have been sent.
 
     Attributes:
-        count: how many calls are in it.
-        sent_ms: when it was sent at the earliest.
+        count: the number of its calls.
+        sent_ms: the earliest time at which it was sent.
         known: the provider's ids of other batches.
     """
 
@@ -71,19 +71,19 @@ class BatchProvider(Protocol):
     """A provider's batch API. All methods raise `ModelError`."""
 
     async def upload(self, outgoing: Outgoing, /) -> str:
-        """Bring what is to be sent to the provider; nothing is bought yet.
+        """Upload the batch to the provider; this costs nothing yet.
 
         Returns:
-            Its name there; empty where nothing is uploaded beforehand.
+            The provider's id of the upload; empty if the provider has no separate upload.
         """
         ...
 
     async def submit(self, outgoing: Outgoing, uploaded: str, /) -> str:
-        """Buy the calls, and return the provider's id of the batch."""
+        """Submit the calls, which incurs their cost. Return the provider's id of the batch."""
         ...
 
     async def revoke(self, uploaded: str, /) -> None:
-        """Make what was uploaded unusable, so that a worker that has not sent it yet no longer can."""
+        """Delete an upload, so that a delayed worker can no longer submit it."""
         ...
 
     async def find(self, sought: Sought, /) -> str | None:
@@ -104,26 +104,26 @@ class BatchProvider(Protocol):
 
 
 def lane_of(spec: LLMSpec, config: LLMConfig) -> str:
-    """Name what calls have to have in common to be in one batch: address, key and model.
+    """Return the name that the calls of one batch share: address, key and model.
 
-    The profile's name stands for the key: a key that is replaced leaves nobody behind, and none is in the store.
+    The profile's name stands for the key. A replaced key therefore strands no calls, and no key is in the store.
     """
     named = [spec.model, config.backend, config.base_url, config.model]
     return hashlib.sha256(json.dumps(named).encode()).hexdigest()[:24]
 
 
 def custom_id(tag: str, number: str) -> str:
-    """Name one call of a batch for the provider: at most 64 letters, digits and hyphens."""
+    """Return the provider-side name of a batch's call: at most 64 letters, digits and hyphens."""
     return f"{tag}-{number}"
 
 
 def number_of(line: Mapping[str, Any]) -> str:
-    """Return the number within the `custom_id` of a result."""
+    """Return the call's number from the `custom_id` of a result."""
     return str(line.get("custom_id")).rpartition("-")[2]
 
 
 def object_of(content: bytes) -> dict[str, Any]:
-    """Read an answer.
+    """Parse an answer.
 
     Raises:
         MalformedReplyError: it is not a JSON object.
@@ -138,10 +138,10 @@ def object_of(content: bytes) -> dict[str, Any]:
 
 
 def text_of(answer: Mapping[str, Any], name: str) -> str:
-    """Return a text of an answer.
+    """Return a text field of an answer.
 
     Raises:
-        MalformedReplyError: there is none of this name.
+        MalformedReplyError: the field is missing or not a text.
     """
     value = answer.get(name)
     if not isinstance(value, str) or not value:
@@ -150,10 +150,10 @@ def text_of(answer: Mapping[str, Any], name: str) -> str:
 
 
 def json_lines(content: bytes) -> list[Any]:
-    """Read JSON lines.
+    """Parse JSON lines.
 
     Raises:
-        MalformedReplyError: one of them is not an object.
+        MalformedReplyError: a line is not an object.
     """
     try:
         found = [json.loads(line) for line in content.splitlines() if line.strip()]
@@ -165,12 +165,12 @@ def json_lines(content: bytes) -> list[Any]:
 
 
 def replied(reply: Any) -> bytes:
-    """Return the result of a call that was answered."""
+    """Return the stored form of a call's answer."""
     return json.dumps({"reply": reply}).encode()
 
 
 def failed(error: ModelError) -> bytes:
-    """Return the result of a call that failed."""
+    """Return the stored form of a call's failure."""
     return json.dumps({"code": error.code, "message": error.message, "text": error.provider_text}).encode()
 
 
@@ -179,10 +179,10 @@ CANCELLED = failed(BadRequestError("The batch was cancelled at the provider."))
 
 
 def reply_from(result: bytes) -> Any:
-    """Return what `replied` was given.
+    """Return the answer that `replied` stored.
 
     Raises:
-        ModelError: what `failed` was given.
+        ModelError: the failure that `failed` stored.
     """
     found = json.loads(result)
     if "reply" in found:

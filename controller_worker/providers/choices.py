@@ -1,4 +1,4 @@
-"""What a model's settings hold besides values: who is asked instead, who chooses, and what goes into a batch."""
+"""Structured settings of a model: fallbacks, routers and batches."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from controller_worker.providers.errors import MODEL_ERRORS
 
 SAME_ELSEWHERE = frozenset({"context_window", "content_policy", "bad_request"})
-"""Errors that another model or key is likely to give too: a fallback is for them only where it says so."""
+"""Errors that another model or key is likely to repeat. A fallback applies to them only if it lists them."""
 PRIMARY = "primary"
-"""What a router calls its own profile's model."""
+"""A router's name for its own profile's model."""
 
 
 class Fallback(BaseModel):
-    """What to ask when a call fails.
+    """An alternative to call when a call fails.
 
     Attributes:
         use: a profile, or a model at the address and with the key of the base settings.
-        on: codes of errors (see `errors`) that it is for; empty for all that another model may not have.
+        on: error codes (see `errors`) that it applies to; empty for all that another model may not have.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -31,22 +31,22 @@ class Fallback(BaseModel):
     @classmethod
     def _known(cls, codes: frozenset[str]) -> frozenset[str]:
         for code in sorted(codes - set(MODEL_ERRORS)):
-            raise ValueError(f"{code!r} is not an error code; there are {', '.join(MODEL_ERRORS)}")
+            raise ValueError(f"{code!r} is not an error code; use one of {', '.join(MODEL_ERRORS)}")
         return codes
 
     def is_for(self, code: str) -> bool:
-        """Say whether it may help against an error."""
+        """Return whether it applies to an error code."""
         return code in self.on if self.on else code not in SAME_ELSEWHERE
 
 
 class RouteRule(BaseModel):
-    """When a router takes a model: all conditions that are set must hold.
+    """A router's rule for choosing a model. All conditions that are set must hold.
 
     Attributes:
         use: a profile.
-        images: whether there is an image in the prompt.
-        min_tokens: the prompt has at least about this many.
-        service: what the reply is for: `agent`, `condenser` or `critic`.
+        images: whether the prompt contains an image.
+        min_tokens: the prompt's estimated length is at least this.
+        service: the purpose of the call: `agent`, `condenser` or `critic`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -62,11 +62,11 @@ class RouterSpec(BaseModel):
 
     Attributes:
         kind: `multimodal`, `rules`, `random` or `class`; see `router`.
-        secondary: of `multimodal`: the profile for prompts without images that fit it.
-        rules: of `rules`: the first that holds is taken, the primary if none does.
-        weights: of `random`: profiles, or `primary`, with their shares.
-        path: of `class`: `module:Class`.
-        choices: of `class`: the profiles that it may name.
+        secondary: for `multimodal`: the profile for prompts that fit it and contain no images.
+        rules: for `rules`: the first match is used, or the primary if none matches.
+        weights: for `random`: profiles, or `primary`, with their weights.
+        path: for `class`: `module:Class`.
+        choices: for `class`: the profiles that it may choose from.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -84,7 +84,7 @@ class RouterSpec(BaseModel):
         if not getattr(self, needed):
             raise ValueError(f"a router of the kind {self.kind!r} needs {needed!r}")
         if any(weight < 0 for weight in self.weights.values()) or (self.weights and not sum(self.weights.values())):
-            raise ValueError("weights are positive numbers")
+            raise ValueError("weights must be positive numbers")
         return self
 
     @property
@@ -95,14 +95,16 @@ class RouterSpec(BaseModel):
 
 
 class BatchSpec(BaseModel):
-    """How calls are gathered for the provider's batch API.
+    """How calls are collected for the provider's batch API.
 
     Attributes:
-        gather_seconds: how long the first call of a batch waits for others at most.
-        max_calls: a batch with this many is sent at once.
-        max_bytes: and one that has this size.
-        poll_seconds: how often is looked whether a batch has ended.
-        lost_after_seconds: a batch whose sender died, and that the provider does not show after so long, was not sent.
+        gather_seconds: the longest time that the first call of a batch waits for others.
+        max_calls: a batch with this many calls is sent at once.
+        max_bytes: a batch of this size is sent at once.
+        poll_seconds: the interval between checks whether a batch has ended.
+        lost_after_seconds: if a batch's sender died and the provider does not list the batch after this time, it counts
+            as
+            never sent.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,9 +1,9 @@
-"""How a model is reached and asked: OpenHands' `LLMConfig`, with its names and defaults.
+"""The settings of a model: OpenHands' `LLMConfig`, with its names and defaults.
 
-Holds: an unknown field is refused and the nearest known one is named; no error text shows a value, so no key leaks;
-every wait has a limit.
-Does not: read the process environment; `from_env` is given one. It writes there only what litellm reads at import.
-Nor have all settings of OpenHands: see `NOT_HERE`.
+Holds: an unknown field is rejected, and the error names the nearest known one. No error text contains a value, so no
+key leaks. Every wait has a limit.
+Does not: read the process environment; `from_env` gets one as an argument. The only variables written are those that
+litellm reads at import. Some settings of OpenHands are not supported: see `NOT_HERE`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ENV_FALLBACK_PREFIX = "LITELLM_"
 ENV_FALLBACK_FIELDS = ("model", "api_key", "base_url", "api_version")
 DEFAULT_TOTAL_TIMEOUT_SECONDS = 600.0
 OF_THE_CONVERSATION = frozenset({"messages", "stream", "system", "tools"})
-"""Fields of a request that a setting cannot replace."""
+"""Request fields that a setting cannot replace."""
 OF_THE_ENTRY_AS: Mapping[str, str] = {
     "api_base": "base_url",
     "aws_bedrock_runtime_endpoint": "base_url",
@@ -52,11 +52,11 @@ OF_THE_ENTRY = frozenset(
         *("aws_access_key_id", "aws_secret_access_key", "aws_region_name"),
     }
 )
-"""What of a request says where it goes and by which key: fields of the settings themselves."""
+"""Request fields that set the destination and the key; the settings have fields of their own for these."""
 OPENAI_HOST = "api.openai.com"
 AZURE_API_VERSION = "2024-12-01-preview"
 LITELLM_ENVIRONMENT: Mapping[str, str] = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION"}
-"""No fetching of prices, and no `.env` file of whatever directory we happen to run in."""
+"""Prevents litellm from fetching prices and from reading a `.env` file in the current directory."""
 
 Wish = Literal["off", "auto", "on"]
 
@@ -67,7 +67,7 @@ NOT_HERE: Mapping[str, str] = {
     "log_completions": "replies are in the log, prompts are never stored",
     "log_completions_folder": "replies are in the log, prompts are never stored",
 }
-"""Settings of OpenHands that are refused, and why."""
+"""Settings of OpenHands that are not supported, with the reason."""
 
 _ADDRESS_VARIABLE = re.compile(r"(?!DECKHANDS_|LLM_|LITELLM_BASE_URL|ANTHROPIC_)[A-Z0-9_]+_(API_BASE|BASE_URL|API_URL)")
 _MADE_OF = "_API_BASE"
@@ -77,77 +77,80 @@ _log = logging.getLogger(__name__)
 
 
 class LLMConfig(BaseModel):
-    """One model's settings. `model`, `timeout` and the names told to OpenRouter differ from OpenHands: see below.
+    """One model's settings. `model`, `timeout` and the names sent to OpenRouter differ from OpenHands: see below.
 
     Attributes:
-        model: as litellm names it (`anthropic/claude-…`, `openai/…`, `gemini/…`), bare, `scripted/FILE` or
+        model: a name as in litellm (`anthropic/claude-…`, `openai/…`, `gemini/…`), a bare name, `scripted/FILE` or
             `replay/FILE`. In a profile, `PROVIDER/*` offers every model of a provider (see `profiles`).
-        tenants: whose conversations may name this entry; None: those of all.
+        tenants: the tenants whose conversations may name this entry; None: all.
         scripts_dir: the directory below which conversations may name scripts and recordings; None: they may name none.
-        base_model: the model behind a name of your own, such as an Azure deployment: its features, limits and prices
-            count.
-        api_key: of the provider; without one, Anthropic's SDK and litellm look for theirs in the worker's environment.
+        base_model: the real model behind a custom name, such as an Azure deployment. Its features, limits and prices
+            apply.
+        api_key: the provider's key; without one, Anthropic's SDK and litellm look for theirs in the worker's
+            environment.
         base_url: the address of a server of your own, such as `http://host:8000/v1`.
         api_version: the version of Azure's API.
-        custom_llm_provider: the provider in litellm's words, where the model's name does not say it.
+        custom_llm_provider: litellm's name of the provider, if the model's name does not contain it.
         aws_access_key_id: the key's id, for Bedrock.
         aws_secret_access_key: the key, for Bedrock.
         aws_region_name: the region, for Bedrock.
         openrouter_site_url: the site that OpenRouter shows as the caller; None names none.
         openrouter_app_name: the application that OpenRouter shows as the caller; None names none.
-        backend: what makes the calls; `auto` chooses by the model's name and address.
-        num_retries: attempts in all, the first one included.
+        backend: the client library for the calls; `auto` chooses by the model's name and address.
+        num_retries: attempts in all, including the first.
         retry_multiplier: seconds of the first wait; each further wait is twice as long, between `retry_min_wait` and
             `retry_max_wait` seconds.
         retry_min_wait: least seconds between two attempts.
         retry_max_wait: most seconds between two attempts, unless the provider names a time.
-        timeout: seconds for one attempt in all; None means 600.
+        timeout: total seconds of one attempt; None means 600.
         connect_timeout: seconds to connect.
-        first_byte_timeout: longest silence in seconds before a streamed reply begins; None means `read_timeout`.
+        first_byte_timeout: longest silence in seconds before the first byte of a streamed reply; None means
+            `read_timeout`.
         read_timeout: longest silence in seconds within a reply, and before one that is not streamed.
-        fallbacks: asked at once, in order, when a call fails; names alone, or with the errors they are for.
+        fallbacks: models to try at once, in order, when a call fails: names, or names with the errors they apply to.
         max_message_chars: longest text of one observation in a prompt; longer ones lose their middle.
         temperature: sampling temperature; None sends none.
         top_p: nucleus sampling; None sends none.
         top_k: number of candidates of each token; None sends none.
-        seed: the seed of the sampling, where the provider takes one.
-        reasoning_effort: how much a model thinks, in the provider's words (`low`, `medium`, `high`, …).
+        seed: the sampling seed, for providers that accept one.
+        reasoning_effort: how much the model thinks, in the provider's words (`low`, `medium`, `high`, …).
         max_input_tokens: the longest prompt that a router sends to this model; None decides by model.
         max_output_tokens: the longest reply; None decides by model.
         caching_prompt: whether prompts are marked for the provider's cache.
-        ollama_base_url: instead of `base_url` for models of `ollama/` and `ollama_chat/`.
+        ollama_base_url: replaces `base_url` for models of `ollama/` and `ollama_chat/`.
         disable_vision: True drops images, False sends them; None decides by model.
-        completion_kwargs: fields of the request that win over all others; in it, `extra_body` holds further ones, and
+        completion_kwargs: request fields that override all others. Its `extra_body` holds further fields, its
             `extra_headers` further headers.
         safety_settings: sent to Mistral and Gemini only.
-        modify_params: whether litellm may repair requests for its providers; counts for the whole worker.
-        router: how to choose among profiles for each call; None asks this model.
-        cache_dir: a directory of kept replies, or a URL that fsspec can reach (see `cache`); None keeps none.
-        cache_scope: replies are kept apart by it: one for each sample of the same question, say.
-        cache_ttl_seconds: for how long a kept reply is used.
-        batch: make the calls of conversations without a person by the provider's batch API; see `batching`.
-        drop_params: leave out, with a warning, what the model does not accept; otherwise it is refused.
-        native_tool_calling: whether tools are the provider's business; False puts them into the prompt as text (see
+        modify_params: whether litellm may repair requests for its providers; applies to the whole worker.
+        router: how to choose among profiles for each call; None calls this model.
+        cache_dir: a directory of cached replies, or a URL that fsspec can reach (see `cache`); None disables the cache.
+        cache_scope: separates cached replies, for example one scope for each sample of the same question.
+        cache_ttl_seconds: for how long a cached reply is used.
+        batch: use the provider's batch API for conversations without an interactive user; see `batching`.
+        drop_params: leave out, with a warning, parameters that the model does not accept; otherwise they are an error.
+        native_tool_calling: whether the provider handles tools; False puts them into the prompt as text (see
             `text_tools`); None decides by model.
-        strict_tools: whether the provider holds calls of tools to their schemas; `auto`: where the table knows that the
-            model takes it (see `strictness`).
-        structured_output: whether it holds a reply in words to the schema of the conversation's output, likewise.
-        cache_lifetime: how long Claude keeps a marked prompt; `1h` costs twice the price of input, for agents whose
+        strict_tools: whether the provider enforces the schemas of tool calls; `auto`: if the table knows that the model
+            supports it (see `strictness`).
+        structured_output: whether the provider enforces the conversation's output schema on text replies; `auto` as
+            for `strict_tools`.
+        cache_lifetime: how long Claude keeps a marked prompt. `1h` costs twice the input price; it is for agents whose
             steps take longer than five minutes.
-        prompt_cache_key: send the conversation's id, so that its calls reach the same cache; None: to OpenAI alone.
-        service_tier: sent to the provider, which answers with the tier that it has used; that one is priced.
-        count_tokens: let the provider count a prompt where its size decides something; see `steps.prompt_count`.
+        prompt_cache_key: send the conversation's id, so that its calls reach the same cache; None: to OpenAI only.
+        service_tier: sent to the provider. The price is that of the tier named in the reply.
+        count_tokens: let the provider count a prompt if its exact size matters; see `prompt_count`.
         disable_stop_word: send no stop word with tools in text.
-        stream_replies: whether replies are streamed that nobody watches; `auto`: those that may be long.
-        context_management: what Claude's provider leaves out of a long prompt, or summarises; None asks for nothing.
+        stream_replies: whether replies without watchers are streamed; `auto`: those that may be long.
+        context_management: the parts of a long prompt that Claude's provider drops or summarizes; None disables it.
         input_cost_per_token: USD, together with `output_cost_per_token` instead of the price table's.
         output_cost_per_token: USD, together with `input_cost_per_token`.
     """
 
-    # Keys must not show in errors and therefore in logs and events.
+    # Keys must not appear in errors, because errors appear in logs and events.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    # Differs: no default model, because the original's has reached its end of life and a guess would cost money.
+    # Differs: no default model, because the original's is discontinued and a guess would cost money.
     model: str = Field(min_length=1)
     tenants: tuple[str, ...] | None = None
     scripts_dir: str | None = Field(default=None, min_length=1)
@@ -160,7 +163,7 @@ class LLMConfig(BaseModel):
     aws_access_key_id: SecretStr | None = None
     aws_secret_access_key: SecretStr | None = None
     aws_region_name: str | None = None
-    # Differs: the original tells OpenRouter that it is OpenHands, which we are not.
+    # Differs: the original identifies itself to OpenRouter as OpenHands, which we are not.
     openrouter_site_url: str | None = None
     openrouter_app_name: str | None = None
     backend: Literal["auto", "anthropic", "openai", "litellm", "scripted", "replay"] = "auto"
@@ -169,7 +172,7 @@ class LLMConfig(BaseModel):
     retry_multiplier: float = Field(default=8, gt=0)
     retry_min_wait: float = Field(default=8, ge=0)
     retry_max_wait: float = Field(default=64, ge=0)
-    # Differs: the original waits without limit by default, because a hung provider must not hold a step for ever.
+    # Differs: the original waits without limit by default. Here a hung provider must not hold a step forever.
     timeout: float | None = Field(default=None, gt=0)
     connect_timeout: float = Field(default=10.0, gt=0)
     first_byte_timeout: float | None = Field(default=None, gt=0)
@@ -212,12 +215,12 @@ class LLMConfig(BaseModel):
 
     @property
     def known_as(self) -> str:
-        """The name under which the tables know the model."""
+        """The model's name in the tables."""
         return self.base_model or self.model
 
     @property
     def sends_cache_key(self) -> bool:
-        """Whether calls carry the conversation's id as `prompt_cache_key`; other servers may refuse the field."""
+        """Whether calls send the conversation's id as `prompt_cache_key`; other servers may refuse the field."""
         if self.prompt_cache_key is not None:
             return self.prompt_cache_key
         host = (urlsplit(self.base_url or "").hostname or "") if self.base_url else ""
@@ -227,22 +230,22 @@ class LLMConfig(BaseModel):
 
     @property
     def total_timeout_seconds(self) -> float:
-        """Limit of one attempt, from its start to the end of the reply."""
+        """The time limit of one attempt, from its start to the end of the reply."""
         return self.timeout or DEFAULT_TOTAL_TIMEOUT_SECONDS
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What no text may show: the keys, and of `completion_kwargs` each header and what is named like a key."""
+        """Values that no text may show: keys, and in `completion_kwargs` each header and field named like a key."""
         keys = (self.api_key, self.aws_access_key_id, self.aws_secret_access_key)
         further = list(_secrets_in(self.completion_kwargs or {}))
-        further += [text.rpartition(" ")[2] for text in further]  # without the scheme of an Authorization
+        further += [text.rpartition(" ")[2] for text in further]  # without the scheme of an Authorization header
         return tuple(dict.fromkeys([*(key.get_secret_value() for key in keys if key is not None), *further]))
 
     @field_validator("model")
     @classmethod
     def _has_no_address(cls, value: str) -> str:
         if "://" in value:  # litellm would post prompt and key there
-            raise ValueError("an address is no part of a model's name; write it as base_url")
+            raise ValueError("a model's name cannot contain an address; set base_url")
         return value
 
     @field_validator("tenants", mode="before")
@@ -265,16 +268,16 @@ class LLMConfig(BaseModel):
     @classmethod
     def _is_address(cls, value: str | None) -> str | None:
         if value and not _is_address(value):
-            raise ValueError("this is not an address; it looks like https://host/v1")  # its text may be a key
+            raise ValueError("this is not an address; write one such as https://host/v1")  # its text may be a key
         return value
 
     @field_validator("api_key")
     @classmethod
     def _is_a_line(cls, value: SecretStr | None) -> SecretStr | None:
-        """Leave out the line end that a key from a file has; within a key, a header could not hold one."""
+        """Strip a trailing line end, as in a key read from a file. An HTTP header cannot contain one."""
         key = value.get_secret_value().strip() if value is not None else ""
         if any(char < " " or char == "\x7f" for char in key):
-            raise ValueError("a key has no line breaks and no control characters in it")
+            raise ValueError("a key cannot contain line breaks or control characters")
         return SecretStr(key) if value is not None else None
 
     @field_validator("completion_kwargs")
@@ -284,7 +287,7 @@ class LLMConfig(BaseModel):
             name for name in ("extra_body", "extra_headers") if not isinstance((value or {}).get(name) or {}, dict)
         ]
         for name in further:
-            raise ValueError(f"{name!r} has to be a table of fields")
+            raise ValueError(f"{name!r} must be a table of fields")
         for name in sorted(OF_THE_ENTRY & set(value or {})):
             raise ValueError(f"{name!r} cannot be set here; write {OF_THE_ENTRY_AS.get(name, name)} beside it")
         given = {*(value or {}), *((value or {}).get("extra_body") or {})}
@@ -295,7 +298,9 @@ class LLMConfig(BaseModel):
     @field_validator("batch", mode="before")
     @classmethod
     def _yes_is_enough(cls, value: Any) -> Any:
-        return {} if value is True else None if value is False else value
+        if isinstance(value, bool):
+            return {} if value else None
+        return value
 
     @model_validator(mode="before")
     @classmethod
@@ -325,8 +330,8 @@ class LLMConfig(BaseModel):
 
         Args:
             env: environment variables; empty values count as unset.
-            beneath: fields that the environment wins over.
-            overrides: fields that win over the environment; None counts as unset.
+            beneath: fields that the environment overrides.
+            overrides: fields that override the environment; None counts as unset.
 
         Raises:
             LLMConfigError: no model is named, or a value cannot be used.
@@ -336,7 +341,7 @@ class LLMConfig(BaseModel):
             {prefix for prefix in (ENV_PREFIX, ENV_FALLBACK_PREFIX) if env.get(prefix + name, "").strip()}
             for name in ("API_KEY", "BASE_URL")
         ]
-        # A key and an address that both stand in LITELLM_… belong together: neither is mixed with one of LLM_….
+        # A key and an address that are both set as LITELLM_… belong together. Neither is mixed with one set as LLM_….
         is_whole = all(ENV_FALLBACK_PREFIX in found for found in pair) and any(ENV_PREFIX in found for found in pair)
         others = ENV_FALLBACK_FIELDS if not is_whole else ("model", "api_version")
         for name, field in cls.model_fields.items():
@@ -352,7 +357,7 @@ class LLMConfig(BaseModel):
 
     @classmethod
     def create(cls, **fields: Any) -> Self:
-        """Build a config from fields whose origin is a person.
+        """Create a config from user-supplied fields.
 
         Raises:
             LLMConfigError: no model is named, or a value cannot be used.
@@ -381,23 +386,23 @@ _PARTS: Mapping[str, type[BaseModel]] = {
     "clear_tool_uses": ToolUseClearing,
     "compact": Compaction,
 }
-"""By the name of the field that holds them."""
+"""Nested settings by field name."""
 
 
 def set_litellm_environment() -> None:
-    """Set what litellm reads while it is imported; what is set already stays."""
+    """Set the variables that litellm reads at import. Variables already set keep their value."""
     for name, value in LITELLM_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
 
 def drop_provider_addresses(known: Iterable[str]) -> list[str]:
-    """Remove what litellm would read as the address of a provider, and return the names that were set.
+    """Remove variables that litellm would read as a provider's address. Return the names that were set.
 
-    An address that stands in no entry would get the keys of entries. Variables of other programs stay: hooks, tools of
-    the operator's and SDKs read theirs.
+    Such an address belongs to no entry but would get the keys of entries. Variables of other programs stay: hooks, the
+    operator's tools and SDKs read theirs.
 
     Args:
-        known: the providers, of some of which litellm makes the name of a variable.
+        known: the providers; litellm derives variable names from some of them.
     """
     names = frozenset(name for name in os.environ if _ADDRESS_VARIABLE.fullmatch(name))
     found = _read_by_litellm(names) | {name for name in names if name.removesuffix(_MADE_OF).lower() in known}
@@ -406,11 +411,12 @@ def drop_provider_addresses(known: Iterable[str]) -> list[str]:
 
 @lru_cache(maxsize=4)
 def _read_by_litellm(names: frozenset[str]) -> frozenset[str]:
-    """Return which variables the providers of the installed litellm read, by its sources: their names are there."""
-    package = importlib.util.find_spec("litellm") if names else None  # which does not import it
+    """Return the variables that the installed litellm's providers read, found by searching its sources."""
+    package = importlib.util.find_spec("litellm") if names else None  # finds the package without importing it
     if package is None or package.origin is None:
         return frozenset()
-    folder, found = Path(package.origin).parent, set[str]()
+    folder = Path(package.origin).parent
+    found = set[str]()
     for part in ("*.py", "litellm_core_utils/**/*.py", "llms/**/*.py", "llms/**/*.json"):
         for path in folder.glob(part):
             text = path.read_text(encoding="utf-8", errors="replace")
@@ -419,7 +425,7 @@ def _read_by_litellm(names: frozenset[str]) -> frozenset[str]:
 
 
 def has_key_of(provider: str) -> bool:
-    """Return whether the environment has a key of a provider's own, such as GROQ_API_KEY."""
+    """Return whether the environment has a provider's own key, such as GROQ_API_KEY."""
     beginning = provider.upper().replace("-", "_").partition("_")[0]
     return any(
         name.startswith(beginning) and re.search(r"KEY|TOKEN", name) for name, text in os.environ.items() if text
@@ -427,7 +433,7 @@ def has_key_of(provider: str) -> bool:
 
 
 def _secrets_in(value: Any, *, is_secret: bool = False) -> Iterator[str]:
-    """Yield the texts within further fields of a request that no error and no log may show."""
+    """Yield the texts in further request fields that no error and no log may show."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield from _secrets_in(
@@ -441,17 +447,17 @@ def _secrets_in(value: Any, *, is_secret: bool = False) -> Iterator[str]:
 
 
 def _is_address(text: str) -> bool:
-    """Say whether a text is an address of a server."""
+    """Return whether a text is a server's address."""
     try:
         parts = urlsplit(text)
         has_place = bool(parts.hostname) and parts.port != 0
-    except ValueError:  # of the port, or of brackets
+    except ValueError:  # a bad port or bad brackets
         return False
     return has_place and re.match(r"https?://[^/]", text) is not None and not re.search(r"\s", parts.netloc)
 
 
 def _from_text(text: str) -> Any:
-    """Read a value that no plain text can hold; what is not JSON is left for the field to refuse."""
+    """Parse a value of a structured field as JSON. Other text is returned as is and fails the field's validation."""
     try:
         return json.loads(text)
     except ValueError:
@@ -459,7 +465,8 @@ def _from_text(text: str) -> Any:
 
 
 def _complaint(item: Any) -> str:
-    place, text = list(item["loc"]), str(item["msg"]).removeprefix("Value error, ")
+    place = list(item["loc"])
+    text = str(item["msg"]).removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
         name = str(place.pop())
         parts = next(_PARTS[part] for part in reversed(place) if part in _PARTS)
@@ -470,7 +477,7 @@ def _complaint(item: Any) -> str:
 
 def _unknown_setting(name: str) -> str:
     if name in NOT_HERE:
-        return f"{name!r} is a setting of OpenHands that is not here: {NOT_HERE[name]}"
+        return f"{name!r} is a setting of OpenHands that is not supported: {NOT_HERE[name]}"
     return f"{name!r} is not a model setting{_did_you_mean(name, LLMConfig.model_fields)}"
 
 
@@ -480,13 +487,13 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def ignored_variables(env: Mapping[str, str]) -> list[str]:
-    """Return what to say of variables that silently do nothing, by name; OpenHands' own further ones are left out."""
+    """Return a warning for each variable that has no effect, by name. OpenHands' own further variables are left out."""
     found = []
     known = {ENV_PREFIX + name.upper() for name in LLMConfig.model_fields} | {CONFIG_FILE_VARIABLE}
     for name in sorted(env):
         field = name.removeprefix(ENV_PREFIX).lower()
         if name.startswith(ENV_PREFIX) and field in NOT_HERE:
-            found.append(f"The environment variable {name} does nothing: {NOT_HERE[field]}.")
+            found.append(f"The environment variable {name} has no effect: {NOT_HERE[field]}.")
         elif name.startswith(ENV_PREFIX) and name not in known:
             nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
             if nearest:

@@ -1,8 +1,8 @@
-"""What Claude's provider may leave out of a long prompt, or summarise: context editing and compaction.
+"""Context editing and compaction: the parts of a long prompt that Claude's provider drops or summarizes.
 
-Both are in beta at Anthropic; the names of edits and headers are those of its documentation, with their dates.
+Both are in beta at Anthropic. The names of edits and headers are those of its documentation, including their dates.
 
-Holds: an edit that is not asked for is not sent; the provider's own defaults fill what is not set.
+Holds: an edit is sent only if it is configured. The provider's own defaults apply to unset fields.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ COMPACTION_BETA = "compact-2026-01-12"
 BETA_HEADER = "anthropic-beta"
 COMPACT = "compact_20260112"
 LEAST_TRIGGER_TOKENS = 50_000
-"""Of a compaction; the provider refuses less."""
+"""Minimum trigger of a compaction; the provider refuses less."""
 INSTRUCTIONS_LIMIT_CHARS = 20_000
 
 Fields = dict[str, Any]
 
 
 class ToolUseClearing(BaseModel):
-    """Which results of tools are left out of a prompt, the oldest first.
+    """Drops tool results from a prompt, oldest first.
 
     Attributes:
-        trigger_tokens: the prompt's length from which it happens.
-        trigger_tool_uses: or the number of tool uses in it.
-        keep: how many of the latest tool uses keep their results.
-        clear_at_least_tokens: unless so much can be left out, nothing is, and the provider's cache stays of use.
-        exclude_tools: results of these tools stay.
-        clear_tool_inputs: what the tools were called with is left out, too.
+        trigger_tokens: the prompt length that triggers it.
+        trigger_tool_uses: alternatively, the number of tool uses that triggers it.
+        keep: the number of latest tool uses that keep their results.
+        clear_at_least_tokens: drop nothing if less than this can be dropped, because dropping invalidates the prompt
+            cache.
+        exclude_tools: tools whose results stay.
+        clear_tool_inputs: also drop the tools' inputs.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,7 +53,7 @@ class ToolUseClearing(BaseModel):
 
     @property
     def edit(self) -> Fields:
-        """As it is sent."""
+        """The edit as sent to the provider."""
         fields: Fields = {"type": "clear_tool_uses_20250919"}
         if self.trigger_tokens is not None:
             fields["trigger"] = _count("input_tokens", self.trigger_tokens)
@@ -68,10 +69,10 @@ class ToolUseClearing(BaseModel):
 
 
 class ThinkingClearing(BaseModel):
-    """Whose thoughts are left out of a prompt.
+    """Drops thinking blocks from a prompt.
 
     Attributes:
-        keep_turns: how many of the latest turns keep theirs; `all` keeps every thought; None leaves it to the provider.
+        keep_turns: the number of latest turns that keep theirs; `all` keeps every one; None leaves it to the provider.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -82,12 +83,12 @@ class ThinkingClearing(BaseModel):
     @classmethod
     def _keeps_one(cls, turns: int | Literal["all"] | None) -> int | Literal["all"] | None:
         if isinstance(turns, int) and turns < 1:
-            raise ValueError("the latest turn always keeps its thoughts; give 1 or more")
+            raise ValueError("the latest turn always keeps its thinking; set 1 or more")
         return turns
 
     @property
     def edit(self) -> Fields:
-        """As it is sent."""
+        """The edit as sent to the provider."""
         fields: Fields = {"type": "clear_thinking_20251015"}
         if self.keep_turns == "all":
             return fields | {"keep": "all"}
@@ -95,11 +96,11 @@ class ThinkingClearing(BaseModel):
 
 
 class Compaction(BaseModel):
-    """When the provider summarises what a conversation was so far.
+    """Lets the provider summarize the conversation so far.
 
     Attributes:
-        trigger_tokens: the prompt's length from which it happens; None means the provider's 150,000.
-        instructions: what a summary should hold, in place of the provider's own.
+        trigger_tokens: the prompt length that triggers it; None means the provider's 150,000.
+        instructions: the content of a summary, in place of the provider's own instructions.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -109,7 +110,7 @@ class Compaction(BaseModel):
 
     @property
     def edit(self) -> Fields:
-        """As it is sent."""
+        """The edit as sent to the provider."""
         fields: Fields = {"type": COMPACT}
         if self.trigger_tokens is not None:
             fields["trigger"] = _count("input_tokens", self.trigger_tokens)
@@ -117,12 +118,12 @@ class Compaction(BaseModel):
 
 
 class ContextManagementSpec(BaseModel):
-    """What is left out or summarised; `true` asks for the provider's own values.
+    """The edits to request; `true` requests the provider's defaults.
 
     Attributes:
-        clear_thinking: sent first, as the provider wants it.
-        clear_tool_uses: see there.
-        compact: see there.
+        clear_thinking: sent first, as the provider requires.
+        clear_tool_uses: see `ToolUseClearing`.
+        compact: see `Compaction`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -134,7 +135,9 @@ class ContextManagementSpec(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _yes_is_enough(cls, value: Any) -> Any:
-        return {} if value is True else None if value is False else value
+        if isinstance(value, bool):
+            return {} if value else None
+        return value
 
     @model_validator(mode="after")
     def _asks_for_something(self) -> Self:
@@ -149,18 +152,18 @@ class ContextManagementSpec(BaseModel):
 
     @property
     def fields(self) -> Fields:
-        """Of a request."""
+        """The request fields for the edits."""
         return {"context_management": {"edits": self._edits}}
 
     @property
     def betas(self) -> list[str]:
-        """What the beta header has to name."""
+        """The names for the beta header."""
         is_editing = self.clear_thinking is not None or self.clear_tool_uses is not None
         return [EDITING_BETA] * is_editing + [COMPACTION_BETA] * (self.compact is not None)
 
 
 def with_betas(headers: Mapping[str, str], spec: ContextManagementSpec | None) -> dict[str, str]:
-    """Return headers that name what the settings need, beside what is named in them already."""
+    """Return headers whose beta header also names the given features."""
     if spec is None:
         return dict(headers)
     named = [value for name, value in headers.items() if name.lower() == BETA_HEADER]
@@ -170,7 +173,7 @@ def with_betas(headers: Mapping[str, str], spec: ContextManagementSpec | None) -
 
 
 def compacts(fields: Mapping[str, Any]) -> bool:
-    """Say whether the fields of a request ask for compactions; `completion_kwargs` may have set them."""
+    """Return whether a request asks for compaction; `completion_kwargs` may have set the fields."""
     found = fields.get("context_management")
     edits = found.get("edits") if isinstance(found, Mapping) else None
     listed = edits if isinstance(edits, list) else []

@@ -1,4 +1,4 @@
-"""What can go wrong between us and a model.
+"""Errors of model calls.
 
     ModelError                       code, retryable, status, retry_after_seconds, provider_text, last_error
     ├── AuthenticationError          authentication       wrong, missing or unauthorised key
@@ -8,14 +8,14 @@
     ├── OutOfCreditsError            out_of_credits       nothing left to spend
     ├── ServiceUnavailableError      service_unavailable  overloaded, unreachable, restarting      [retryable]
     ├── InternalServerError          internal             the provider failed                      [retryable]
-    ├── ModelTimeoutError            timeout              too slow to connect, to begin, to end    [retryable]
-    ├── BadRequestError              bad_request          refused for its form
+    ├── ModelTimeoutError            timeout              too slow to connect, to answer or to end [retryable]
+    ├── BadRequestError              bad_request          the request is invalid
     ├── NotFoundError                not_found            no such model or address
-    ├── MalformedReplyError          malformed_reply      not the protocol's form, or cut off      [retryable]
-    └── NoResponseError              no_response          a well-formed reply with nothing in it   [retryable]
+    ├── MalformedReplyError          malformed_reply      violates the protocol, or cut off        [retryable]
+    └── NoResponseError              no_response          a well-formed reply without content      [retryable]
     LLMConfigError                   llm_config           a setting is missing or cannot be used
 
-Holds: `code` and `status` are stable; a cancelled call raises `asyncio.CancelledError` and none of these.
+Holds: `code` and `status` are stable. A cancelled call raises `asyncio.CancelledError` and none of these.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ PROVIDER_TEXT_LIMIT_CHARS = 2_000
 
 
 class ModelError(DeckhandsError):
-    """A model call that brought no usable reply.
+    """A model call without a usable reply.
 
     Attributes:
-        status: OpenHands' runtime status for it, or empty where OpenHands has none.
-        retry_after_seconds: how long the provider asks us to wait, or None if it did not say.
-        provider_text: what the provider said, at most 2,000 characters.
+        status: OpenHands' runtime status for it; empty if OpenHands has none.
+        retry_after_seconds: the wait that the provider asked for; None if it did not ask for one.
+        provider_text: the provider's error text, at most 2,000 characters.
     """
 
     code = "model_error"
@@ -49,19 +49,19 @@ class ModelError(DeckhandsError):
 
     @property
     def last_error(self) -> str:
-        """The error as OpenHands shows it: its status value, or `<class>: <text>` where it has none."""
+        """The error as OpenHands shows it: its status value, or `<class>: <text>` if it has none."""
         return self.status or f"{self.upstream_class}: {self.provider_text or self.message}"
 
 
 class AuthenticationError(ModelError):
-    """The key is missing, wrong, or may not use this model."""
+    """The key is missing, wrong, or not authorised for this model."""
 
     code = "authentication"
     status = "STATUS$ERROR_LLM_AUTHENTICATION"
 
 
 class RateLimitError(ModelError):
-    """Too many requests or tokens for the moment."""
+    """Too many requests or tokens at the moment."""
 
     code = "rate_limit"
     retryable = True
@@ -69,7 +69,7 @@ class RateLimitError(ModelError):
 
 
 class ContextWindowError(ModelError):
-    """The prompt does not fit the model. Sending it again is useless; sending less is not."""
+    """The prompt exceeds the model's window. Resending it fails again; a shorter prompt may work."""
 
     code = "context_window"
     upstream_class = "LLMContextWindowExceedError"
@@ -83,7 +83,7 @@ class ContentPolicyError(ModelError):
 
 
 class OutOfCreditsError(ModelError):
-    """The account, or a spending limit set at the provider, has nothing left."""
+    """The account, or a spending limit set at the provider, is exhausted."""
 
     code = "out_of_credits"
     status = "STATUS$ERROR_LLM_OUT_OF_CREDITS"
@@ -114,7 +114,7 @@ class ModelTimeoutError(ModelError):
 
 
 class BadRequestError(ModelError):
-    """The provider refuses the request for its form; the same request fails again."""
+    """The provider rejects the request as invalid. The same request fails again."""
 
     code = "bad_request"
     upstream_class = "BadRequestError"
@@ -128,7 +128,7 @@ class NotFoundError(ModelError):
 
 
 class MalformedReplyError(ModelError):
-    """What came back is not the protocol's form, or was cut off. Nothing of it is used."""
+    """The reply violates the protocol or was cut off. It is discarded."""
 
     code = "malformed_reply"
     retryable = True
@@ -136,7 +136,7 @@ class MalformedReplyError(ModelError):
 
 
 class NoResponseError(ModelError):
-    """A well-formed reply with nothing in it."""
+    """A well-formed reply without content."""
 
     code = "no_response"
     retryable = True
@@ -144,7 +144,7 @@ class NoResponseError(ModelError):
 
 
 class LLMConfigError(UsageError):
-    """A model setting is missing or cannot be used; the text names it and the remedy."""
+    """A model setting is missing or cannot be used. The text names the setting and the remedy."""
 
     code = "llm_config"
 
@@ -166,7 +166,7 @@ MODEL_ERRORS: Mapping[str, type[ModelError]] = {
         NoResponseError,
     )
 }
-"""The family by code."""
+"""Error classes by code."""
 
 
 class HookVeto(DeckhandsError):

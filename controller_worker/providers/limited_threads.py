@@ -1,8 +1,8 @@
-"""Threads for code that may block for ever, such as a class of the operator or the library of a provider.
+"""Threads for code that may block forever, such as an operator's class or a provider's library.
 
-Holds: a caller can be cancelled, and waits for a limited time. A thread that never ends delays neither the event loop,
-nor the threads of the loop, nor the end of the process. The number of such threads is bounded.
-Does not: end a thread; nothing can.
+Holds: callers can be cancelled, and their wait is limited. A thread that never ends delays neither the event loop, nor
+the loop's threads, nor the exit of the process. The number of such threads is bounded.
+Does not: stop a thread; Python cannot.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 from controller_worker.providers.errors import LLMConfigError
 
 MAX_STUCK = 64
-"""How many threads may run whose callers have left."""
+"""The maximum number of threads without a waiting caller."""
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
 class _DaemonThreads(Executor):
-    """One daemon thread for each call: the process does not wait for it at its end."""
+    """Starts one daemon thread per call, so that the process can exit without waiting for it."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """See `Executor.submit`."""
@@ -53,15 +53,15 @@ class LimitedThreads:
         """Call a function in a thread and return its result, or raise its error.
 
         Args:
-            what: the subject of the error's text.
+            what: the subject of the error text.
 
         Raises:
-            LLMConfigError: it has not ended in time, or too many others have not.
+            LLMConfigError: the call exceeded its time limit, or too many earlier calls are still running.
         """
         if self._stuck >= MAX_STUCK:
             raise LLMConfigError(
-                f"{what} cannot be made: {self._stuck} others have not been made in time.",
-                remedy="Restart the controller worker, and see its log for what blocks.",
+                f"{what} cannot start: {self._stuck} earlier calls are still running.",
+                remedy="Restart the controller worker, and look in its log for the blocked calls.",
             )
         has_ended = is_abandoned = False
         context = copy_context()
@@ -85,7 +85,7 @@ class LimitedThreads:
         except TimeoutError as error:
             if not running.cancelled():
                 raise
-            raise LLMConfigError(f"{what} was not made within {limit_seconds:g} s.") from error
+            raise LLMConfigError(f"{what} did not finish within {limit_seconds:g} s.") from error
         finally:
             if running.cancelled():
                 with self._lock:

@@ -1,9 +1,9 @@
-"""Every other provider, by litellm.
+"""All other providers, through litellm.
 
-Holds: a key goes to the address that it belongs to, and a call to a public address unless the settings name another
-one (see `egress`); one attempt per call; neither litellm nor its clients retry; litellm fetches nothing at import,
-prints nothing, and does not read a `.env` file of the current directory.
-Does not: import litellm before a model is created; that costs seconds of CPU and 250 MB. Nor close the connections
+Holds: a key is sent only to its own address. A call goes to a public address unless the settings name another one (see
+`egress`). One attempt per call; neither litellm nor its clients retry. litellm fetches nothing at import, prints
+nothing, and does not read a `.env` file in the current directory.
+Does not: import litellm before a model is created; that costs seconds of CPU and 250 MB. Does not close the connections
 that litellm keeps for all models of a provider.
 """
 
@@ -44,7 +44,7 @@ COUNTING_PROVIDER = "openai"
 RESPONSES_PREFIX = "responses/"
 GEMINI_PRO_THINKING_TOKENS = 128
 
-ADDRESS_REMEDY = "Write its address as base_url where the model is offered."
+ADDRESS_REMEDY = "Set its address as base_url in the model's settings."
 OLLAMA = ("ollama", "ollama_chat")
 LOCAL_PROVIDERS = frozenset(
     {
@@ -54,7 +54,7 @@ LOCAL_PROVIDERS = frozenset(
         "xinference",
     }
 )
-"""Providers that are servers of one's own; litellm looks for most of them on this machine."""
+"""Self-hosted providers. litellm looks for most of them on this machine."""
 ADDRESSED_PROVIDERS = frozenset(
     {
         *("azure", "azure_ai", "azure_text", "bedrock", "bedrock_converse", "bedrock_mantle", "databricks", "oci"),
@@ -71,23 +71,23 @@ ADDRESSED_PROVIDERS = frozenset(
         "watsonx_text",
     }
 )
-"""Providers whose address is the customer's own, and which log in by what the environment says of it."""
+"""Providers with a customer-specific address, whose login comes from the environment."""
 WITHOUT_PUBLIC_ADDRESS = LOCAL_PROVIDERS | {"azure", "azure_ai", "azure_text"}
 PROVIDERS_OWN = "llm_provider-"
-"""What litellm puts before the names of a provider's own headers."""
+"""litellm's prefix for the names of a provider's own headers."""
 
 
 _log = logging.getLogger(__name__)
 
 
 class LitellmLLM:
-    """The backend for everything that litellm speaks."""
+    """The backend for every provider that litellm supports."""
 
     def __init__(self, config: LLMConfig, clock: Clock) -> None:
-        """Import litellm; nothing is sent.
+        """Import litellm. Sends no request.
 
         Raises:
-            LLMConfigError: `drop_params` is off and a parameter is set that the model refuses, or the provider has no
+            LLMConfigError: `drop_params` is off and the model refuses a parameter that is set; or the provider has no
                 public address and none is set.
         """
         self._config = config
@@ -109,17 +109,18 @@ class LitellmLLM:
         self._clock = clock
 
     async def complete(self, request: ModelRequest) -> Completion:
-        """Ask once. See `LLM.complete`."""
+        """Call the model once. See `LLM.complete`."""
         began = self._clock.monotonic()
         parameters = self._parameters
         if request.temperature is not None and "temperature" in parameters:
             parameters = parameters | {"temperature": request.temperature}
         if self._config.sends_cache_key:
             parameters = parameters | {"prompt_cache_key": request.conversation_id}
+        on_delta = (request.on_delta or unseen) if is_streamed(request, is_long=self._is_long) else None
 
         async def ask(strict: Strict) -> tuple[Any, dict[str, Any]]:
             messages = self._wire.values(request.messages)
-            return await self._ask(parameters | asked_fields(request, strict), messages, self._watcher(request))
+            return await self._ask(parameters | asked_fields(request, strict), messages, on_delta)
 
         answer, hidden = await self._strictness.ask(request, ask)
         reply = read_chat_reply(answer)
@@ -130,15 +131,15 @@ class LitellmLLM:
             self._config,
             self._row,
             latency_seconds=self._clock.monotonic() - began,
-            told_usd=told_usd(headers.get(f"{PROVIDERS_OWN}{COST_HEADER}")),
+            reported_usd=told_usd(headers.get(f"{PROVIDERS_OWN}{COST_HEADER}")),
             quota_left=quota_left(headers, prefix=PROVIDERS_OWN),
         )
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
-        """Ask OpenAI's Responses by litellm's own way to its endpoint; other providers are not asked.
+        """Count a prompt of OpenAI's Responses API through litellm. Other providers return None.
 
-        litellm's public function counts with a tokenizer here where a provider does not answer; our estimate is
-        cheaper and as good.
+        If a provider does not answer, litellm's public function counts with a local tokenizer. Our estimate is cheaper
+        and equally good.
         """
         with Egress(self._parameters.get("base_url")).within():
             return await self._count(request)
@@ -170,13 +171,10 @@ class LitellmLLM:
     async def aclose(self) -> None:
         """Do nothing: the connections belong to litellm, for all models of a provider."""
 
-    def _watcher(self, request: ModelRequest) -> Callable[[Delta], None] | None:
-        return (request.on_delta or unseen) if is_streamed(request, is_long=self._is_long) else None
-
     async def _ask(
         self, parameters: dict[str, Any], messages: list[dict[str, Any]], on_delta: Callable[[Delta], None] | None
     ) -> tuple[Any, dict[str, Any]]:
-        """Return the reply and what litellm knows besides."""
+        """Return the reply and litellm's further fields."""
         limit_seconds = self._config.total_timeout_seconds
         egress = Egress(self._parameters.get("base_url"))
         try:
@@ -189,7 +187,7 @@ class LitellmLLM:
         except TimeoutError as error:
             raise ModelTimeoutError(f"There was no whole reply within {limit_seconds:g} s.") from error
         except Exception as error:
-            # An outer edge: litellm lets through whatever the code of its hundred providers raises.
+            # An outer edge: litellm passes on any exception from its hundred providers' code.
             if egress.refused:
                 raise LLMConfigError(
                     f"{self._config.model!r} leads to {egress.refused}, which is no public address.",
@@ -200,7 +198,8 @@ class LitellmLLM:
     async def _stream(
         self, parameters: dict[str, Any], messages: list[dict[str, Any]], on_delta: Callable[[Delta], None]
     ) -> tuple[Any, dict[str, Any]]:
-        limits, stream = stream_limits(self._config), ChatStream(on_delta)
+        limits = stream_limits(self._config)
+        stream = ChatStream(on_delta)
         asked = {
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -217,10 +216,10 @@ class LitellmLLM:
                     raise
                 _take_the_end(stream, answer)
             if not _has_ended(answer):
-                # litellm invents an end for a stream that was cut off.
+                # litellm makes up an end for a stream that was cut off.
                 raise MalformedReplyError("The stream has ended before the reply.")
             reply = stream.reply()
-            if isinstance(reply["usage"], dict):  # where no cost is reported, litellm puts what it believes itself
+            if isinstance(reply["usage"], dict):  # without a reported cost, litellm fills in its own estimate
                 reply["usage"]["cost"] = _reported_cost(answer)
             return reply, getattr(answer, "_hidden_params", None) or {}
         finally:
@@ -228,25 +227,25 @@ class LitellmLLM:
 
 
 def _whole(reply: dict[str, Any]) -> dict[str, Any]:
-    """Return a reply, or raise the error that stands beside a part of one."""
+    """Return a complete reply. Raise the error that came with a partial one."""
     if (failed := failure_of_choice(reply)) is not None:
         raise failed
     return reply
 
 
 def _has_ended(answer: Any) -> bool:
-    """Say whether the model has said why it stopped; Gemini says so beside its last words, and litellm elsewhere."""
+    """Return whether the reply has a stop reason. Gemini and litellm put it in different places."""
     return answer.received_finish_reason is not None or answer.intermittent_finish_reason is not None
 
 
 def _reported_cost(answer: Any) -> Any:
-    """Return what the provider has said that the call cost; None if it has not."""
+    """Return the cost reported by the provider; None without one."""
     said = (getattr(getattr(chunk, "usage", None), "cost", None) for chunk in reversed(answer.chunks))
     return next((cost for cost in said if cost is not None), None)
 
 
 def _take_the_end(stream: ChatStream, answer: Any) -> None:
-    """Take in what litellm holds back until the connection ends, as a reply that is whole needs no more of it."""
+    """Read litellm's final chunk, which it holds back until the connection ends. A complete reply does not need it."""
     if not stream.is_whole:
         stream.take_chunk(answer.finish_reason_handler().model_dump())
     usage = next((found for chunk in reversed(answer.chunks) if (found := getattr(chunk, "usage", None))), None)
@@ -257,19 +256,20 @@ def _take_the_end(stream: ChatStream, answer: Any) -> None:
 def _import_litellm(config: LLMConfig) -> ModuleType:
     set_litellm_environment()
     for name in drop_provider_addresses(providers()):
-        _log.warning("The environment variable %s does nothing: write the address as base_url of an entry.", name)
+        _log.warning("The environment variable %s has no effect: set the address as base_url of an entry.", name)
     is_first = "litellm" not in sys.modules
     import litellm
 
     if is_first:
-        gc.freeze()  # a million objects that stay: a full collection would hold up every conversation to look at them
+        # a million permanent objects: a full garbage collection would pause every conversation to scan them
+        gc.freeze()
     import httpx
 
     guard(httpx)
     litellm.suppress_debug_info = True
     litellm.redact_messages_in_exceptions = True
     litellm.telemetry = False
-    # For providers that take no addresses of images litellm downloads them: never from the controller's own network.
+    # For providers that accept no image addresses, litellm downloads images. Never from the controller's own network.
     litellm.user_url_validation = True
     litellm.user_url_allowed_hosts = []
     litellm.modify_params = config.modify_params
@@ -278,14 +278,14 @@ def _import_litellm(config: LLMConfig) -> ModuleType:
 
 
 def _routed_model(litellm: ModuleType, config: LLMConfig) -> str:
-    """Return the model as litellm routes it: with an address and no provider it is an OpenAI-compatible server's."""
+    """Return the model as litellm routes it. With an address and no provider, it is an OpenAI-compatible server's."""
     first, _, rest = config.model.partition("/")
     has_provider = config.custom_llm_provider is not None or (bool(rest) and first in litellm.provider_list)
     return config.model if has_provider or config.base_url is None else f"openai/{config.model}"
 
 
 def _provider(litellm: ModuleType, config: LLMConfig, model: str) -> str:
-    """Return the provider that litellm takes a model for; it knows some names without one."""
+    """Return litellm's provider of a model; litellm knows some names without one."""
     if config.custom_llm_provider is None and "/" not in model:
         try:
             return str(litellm.get_llm_provider(model=model)[1])
@@ -295,10 +295,10 @@ def _provider(litellm: ModuleType, config: LLMConfig, model: str) -> str:
 
 
 def _check_address(config: LLMConfig, provider: str) -> None:
-    """Refuse a provider that is a server of one's own whose address the settings do not name.
+    """Reject a self-hosted provider without an address in the settings.
 
     Raises:
-        LLMConfigError: it is one; litellm would look for it on this machine.
+        LLMConfigError: the address is missing; litellm would look for the server on this machine.
     """
     has_address = config.base_url or (provider in OLLAMA and config.ollama_base_url)
     if provider in WITHOUT_PUBLIC_ADDRESS and not has_address:
@@ -308,9 +308,9 @@ def _check_address(config: LLMConfig, provider: str) -> None:
 
 
 def _own_login(litellm: ModuleType, config: LLMConfig, provider: str) -> dict[str, Any]:
-    """Return what keeps keys of the environment from addresses that they are not for, where the settings have none.
+    """Return credentials that keep the environment's keys from other addresses if the settings have no key.
 
-    litellm takes OPENAI_API_KEY for many providers that have no key, and a provider's key for any address.
+    litellm uses OPENAI_API_KEY for many providers without a key, and a provider's key for any address.
     """
     if config.api_key is not None:
         pinned = {"anthropic": ANTHROPIC_URL}
@@ -322,7 +322,7 @@ def _own_login(litellm: ModuleType, config: LLMConfig, provider: str) -> dict[st
 
 
 def _parameters(config: LLMConfig, model: str) -> dict[str, Any]:
-    """Return what every call passes besides messages and tools, by OpenHands' rules."""
+    """Return the parameters of every call besides messages and tools, by OpenHands' rules."""
     fields = chat_parameters(config, model)
     if model.startswith("azure") and "max_completion_tokens" in fields:
         fields["max_tokens"] = fields.pop("max_completion_tokens")
@@ -353,7 +353,7 @@ def _timeout(config: LLMConfig, read_seconds: float) -> httpx.Timeout:
 
 
 def _address(config: LLMConfig, model: str) -> dict[str, Any]:
-    """Return where the provider is and who asks."""
+    """Return the provider's address and credentials."""
     is_ollama = model.startswith(("ollama/", "ollama_chat/"))
     keys = {
         "api_key": config.api_key,

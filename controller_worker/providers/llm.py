@@ -1,8 +1,8 @@
-"""The one protocol every model is called through, and the values that pass it.
+"""The protocol of all models, and its values.
 
-Holds: `complete` makes one attempt and either returns a whole reply or raises a `ModelError`; a cancelled call has
-closed its connection within a second; token counts and costs are never negative; what is streamed is only shown, never
-used: the reply that `complete` returns is the whole one.
+Holds: `complete` makes one attempt; it returns a whole reply or raises a `ModelError`. A cancelled call closes its
+connection within a second. Token counts and costs are never negative. Streamed pieces are for display only; the
+reply that `complete` returns is complete without them.
 Does not: retry, wait for a quota, keep a budget.
 """
 
@@ -18,12 +18,12 @@ from controller_worker.providers.messages.messages import Message, ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of a reply that is on its way.
+    """A piece of a streamed reply.
 
     Attributes:
-        kind: `text`, `thinking`, or `call` for the raw text of a tool call; `superseded` for none: the call has
-            failed, and what was shown of it no longer counts.
-        text: what was added; of a call its name first.
+        kind: `text`, `thinking`, or `call` for the raw text of a tool call. `superseded` means that the call failed and
+            the pieces shown before are void.
+        text: the added text; a tool call starts with its name.
     """
 
     kind: Literal["text", "thinking", "call", "superseded"]
@@ -32,26 +32,25 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """What one step asks of a model.
+    """The request of one step to a model.
 
     Attributes:
-        messages: in order, at least one. Pass the same `Message` objects again in later requests: what a backend
-            made of them is then reused.
-        tools: what the model may call; empty for none.
-        conversation_id: whose step this is.
-        iteration: how many replies the conversation has had so far.
-        workspace: the directory of the conversation's tools, as the tools see it.
-        temperature: instead of the configured one. OpenHands asks again with 1.0 after an empty reply.
+        messages: in order, at least one. Pass the same `Message` objects in later requests, so that a backend can reuse
+            what it serialized.
+        tools: the tools that the model may call; may be empty.
+        conversation_id: the conversation of the step.
+        iteration: the number of replies in the conversation so far.
+        workspace: the directory of the conversation's tools, as seen by the tools.
+        temperature: overrides the configured one. OpenHands asks again with 1.0 after an empty reply.
         stop: the reply ends before the first of these texts.
-        on_delta: called with each piece as it arrives, on the event loop; must not block. None asks for the reply in
-            one piece, which costs less. A call that fails may have shown pieces before.
-        service: what the answer is for: `agent` for a step, `condenser` for a summary of the history,
-            `critic` for a verdict on a finish.
-        carry: takes the body of the request instead of the connection, and returns the answer, parsed from JSON; see
-            `batching`. None for a call by the connection.
-        output_schema: what the answer has to fit if it calls no tool, for models that can be held to it; None for
-            none.
-        answer: what the model `silent` answers, or raises; None for an empty reply.
+        on_delta: called with each piece as it arrives, on the event loop; must not block. None requests the reply in
+            one piece, which costs less. A failed call may have delivered pieces before.
+        service: the purpose of the call: `agent` for a step, `condenser` for a summary of the history, `critic` for a
+            verdict on a finish.
+        carry: sends the request body in place of the connection and returns the answer, parsed from JSON; see
+            `batching`. None to use the connection.
+        output_schema: the schema of an answer without tool calls, for models that can enforce it; None for none.
+        answer: the answer or error of the model `silent`; None for an empty reply.
     """
 
     messages: Sequence[Message]
@@ -74,13 +73,13 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one call.
+    """Token counts of one call.
 
     Attributes:
-        prompt_tokens: all that were sent, those read from and written to the provider's cache included.
-        completion_tokens: all that were generated, thinking included.
-        cache_read_tokens: the part of the prompt that came from the cache.
-        cache_write_tokens: the part of the prompt that was put into the cache.
+        prompt_tokens: all tokens sent, including those read from and written to the provider's cache.
+        completion_tokens: all tokens generated, including thinking.
+        cache_read_tokens: the part of the prompt read from the cache.
+        cache_write_tokens: the part of the prompt written to the cache.
     """
 
     prompt_tokens: int = 0
@@ -91,21 +90,22 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole reply.
+    """A complete reply.
 
     Attributes:
         text: empty when the model only calls tools.
         tool_calls: in the order written.
-        thinking_blocks: to be replayed with the assistant message this becomes.
+        thinking_blocks: to be sent back with the assistant message built from this reply.
         model: as the provider names it.
         response_id: the provider's id of the reply.
         stop_reason: `stop`, `tool_calls`, `length` (cut off), `content_filter`, or the provider's own word.
         usage: as the provider counted.
         cost_usd: None when the price of the model is not known.
         latency_seconds: from the request to the end of the reply.
-        quota_left: what the provider says is left for now; see `quota_headers`.
-        asked: the model that has answered, as its settings name it; empty until they are known.
-        is_usage_estimated: usage and cost are our estimate, because the provider counted nothing, or what cannot be.
+        quota_left: the remaining quota reported by the provider; see `quota_headers`.
+        asked: the settings' name of the model that answered; empty until known.
+        is_usage_estimated: usage and cost are our estimate, because the provider reported nothing or implausible
+            values.
     """
 
     text: str
@@ -123,36 +123,36 @@ class Completion:
 
 
 class LLM(Protocol):
-    """A model that can be asked."""
+    """A model that can be called."""
 
     async def complete(self, request: ModelRequest) -> Completion:
-        """Ask once.
+        """Call the model once.
 
-        Cancelling the task closes the connection within a second; the provider may bill what it had begun.
+        Cancelling the task closes the connection within a second. The provider may bill the part it generated.
 
         Raises:
-            ModelError: see `controller_worker.providers.errors` for the family; `retryable` tells whether to ask again.
+            ModelError: see `controller_worker.providers.errors` for the family; `retryable` tells whether to try again.
         """
         ...
 
     async def aclose(self) -> None:
-        """Close all connections. The model must not be asked any more."""
+        """Close all connections. The model must not be called afterwards."""
         ...
 
 
 @runtime_checkable
 class CountsTokens(Protocol):
-    """A model whose provider counts prompts, too."""
+    """A model whose provider can also count prompts."""
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
-        """Return how many tokens the prompt of a request has; None where the provider does not say.
+        """Return the token count of a request's prompt; None if the provider does not count.
 
         Raises:
-            ModelError: it could not be asked.
+            ModelError: the provider could not be reached.
         """
         ...
 
 
 async def counted_tokens(llm: LLM, request: ModelRequest) -> int | None:
-    """Return what the provider of a model counts, or None if it cannot be asked; raises what `count_tokens` does."""
+    """Return the provider's token count; None if it cannot count. Raises the same errors as `count_tokens`."""
     return await llm.count_tokens(request) if isinstance(llm, CountsTokens) else None

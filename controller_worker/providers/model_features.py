@@ -1,8 +1,8 @@
-"""What a model can do, by its name: OpenHands' table of globs, completed by litellm's for newer models.
+"""The features of a model, by its name: OpenHands' table of globs, completed by litellm's for newer models.
 
 Holds: a pattern without `/` is matched against the normalised base name, one with `/` against the whole lower-case
 name.
-Does not: ask anybody; a model that neither table knows has no feature but stop words.
+Does not: query a provider. A model in neither table has no feature except stop words.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ LATER_REASONING = (
     *("gpt-[6-9]*", "gpt-[1-9][0-9]*", "o[1-9]-pro*", "o[5-9]*", "gemini-[3-9]*"),
     *("kimi-k2.[5-9]*", "kimi-k2-thinking*", "kimi-k[3-9]*"),
 )
-"""Models that the original's globs end before, for installations whose price table lacks them, too."""
+"""Models newer than the original's globs. Needed for installations whose price table lacks them."""
 OPENAI_REASONING = ("gpt-*", "o[1-9]*", "openai.gpt-*")
-"""Those that reason among these refuse a temperature; other makers' take one."""
+"""Reasoning models among these refuse a temperature; those of other makers accept one."""
 THOUGHT_READERS = (
     *("kimi-k2-thinking*", "kimi-k2.[5-9]*", "kimi-k[3-9]*", "minimax-m[2-9]*", "glm-4.[6-9]*", "glm-[5-9]*"),
     *("deepseek-reasoner*", "deepseek-chat*", "deepseek-v3.2*", "deepseek-v[4-9]*", "mimo-v2*"),
 )
-"""Models that answer with `reasoning_content` and want it back: some refuse a call's result without it."""
+"""Models whose `reasoning_content` must be sent back: some refuse a call's result without it."""
 PROMPT_CACHE = (
     *("claude-3-7-sonnet*", "claude-3.7-sonnet*", "claude-sonnet-3-7-latest", "claude-3-5-sonnet*"),
     *("claude-3-5-haiku*", "claude-3.5-haiku*", "claude-3-haiku-20240307", "claude-3-opus-20240229"),
@@ -48,26 +48,26 @@ EFFORT_NEVER_SENT = ("claude-sonnet-4-5*", "claude-haiku-4-5*", "grok-4", "grok-
 
 
 ThoughtForm = Literal["none", "signed", "content", "items", "calls"]
-"""How a model's thoughts return to it: not at all, as Claude's signed blocks, as `reasoning_content`, as items of the
-Responses API, or as what is attached to each call (Gemini)."""
+"""The format in which thinking is sent back: not at all, as Claude's signed blocks, as `reasoning_content`, as
+items of the Responses API, or as attachments of calls (Gemini)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFeatures:
-    """What a model can do.
+    """The features of a model.
 
     Attributes:
-        is_claude: made by Anthropic, whatever provider serves it.
-        function_calling: takes tools natively.
+        is_claude: made by Anthropic, at any provider.
+        function_calling: supports tools natively.
         reasoning: a reasoning model that refuses temperature and top_p.
-        reasoning_effort: takes an effort.
-        adaptive_thinking: decides by itself how much to think, when asked to.
-        sampling: takes temperature, top_p and top_k.
-        sampling_defaults: takes our defaults for them, which nobody has chosen.
-        prompt_cache: takes explicit cache marks.
-        stop_words: takes stop sequences.
-        thoughts: the form in which it reads its thoughts again.
-        strict_schemas: can be held to the schemas of its tools and of its output.
+        reasoning_effort: accepts a reasoning effort.
+        adaptive_thinking: decides by itself how much to think, if asked to.
+        sampling: accepts temperature, top_p and top_k.
+        sampling_defaults: accepts our defaults for these, which the user did not set.
+        prompt_cache: accepts explicit cache marks.
+        stop_words: accepts stop sequences.
+        thoughts: the format in which it accepts its thinking back.
+        strict_schemas: supports enforced schemas for its tools and its output.
     """
 
     is_claude: bool
@@ -85,7 +85,7 @@ class ModelFeatures:
 
 @lru_cache(maxsize=256)
 def features_of(model: str) -> ModelFeatures:
-    """Return what the model can do."""
+    """Return the features of the model."""
     row = look_up(model)
     is_claude = "claude" in normalised(model)
     is_listed = _matches(model, REASONING_EFFORT)
@@ -93,7 +93,7 @@ def features_of(model: str) -> ModelFeatures:
     refuses_sampling = is_listed or (reasons and _matches(model, OPENAI_REASONING))
     calls_functions = _matches(model, FUNCTION_CALLING)
     is_new = is_claude or _matches(model, LATER_REASONING)
-    # Differs: the original knows these features by its globs alone, which end with the models of late 2025.
+    # Differs: the original knows these features by its globs only, which end with the models of late 2025.
     return ModelFeatures(
         is_claude=is_claude,
         function_calling=calls_functions or (is_new if row is None else row.function_calling),
@@ -101,7 +101,7 @@ def features_of(model: str) -> ModelFeatures:
         reasoning_effort=(is_listed or (row is not None and row.takes_effort) if is_claude else reasons)
         and not _matches(model, EFFORT_NEVER_SENT),
         adaptive_thinking=is_claude and row is not None and row.thinks_adaptively,
-        # An unknown Claude is a new one: it calls tools, and refuses sampling parameters.
+        # An unknown Claude is a new one: it supports tools and refuses sampling parameters.
         sampling=row.takes_sampling if row is not None else not is_claude,
         sampling_defaults=not reasons and (row.takes_sampling if row is not None else calls_functions),
         prompt_cache=_matches(model, PROMPT_CACHE) or (is_claude and row is not None and row.prompt_cache),
@@ -124,13 +124,13 @@ def _thought_form(model: str, *, reasons: bool, asks_responses: bool) -> Thought
 
 
 def sees_images(model: str) -> bool:
-    """Say whether the model is known to take images."""
+    """Return whether the model is known to accept images."""
     row = look_up(model)
     return "claude" in normalised(model) if row is None else row.vision
 
 
 def normalised(model: str) -> str:
-    """Return the lower-case base name, without provider, `:variant` and `-gguf`."""
+    """Return the lower-case base name without provider, `:variant` and `-gguf`."""
     name = model.strip().lower()
     if "/" in name:
         name = name.rsplit("/", 1)[1].split(":", 1)[0]
@@ -138,5 +138,6 @@ def normalised(model: str) -> str:
 
 
 def _matches(model: str, patterns: tuple[str, ...]) -> bool:
-    whole, name = model.strip().lower(), normalised(model)
+    whole = model.strip().lower()
+    name = normalised(model)
     return any(fnmatchcase(whole if "/" in pattern else name, pattern) for pattern in patterns)

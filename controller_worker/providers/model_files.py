@@ -1,7 +1,7 @@
-"""Files that stand for models: scripts and recordings.
+"""Reads files that replace models: scripts and recordings.
 
-Holds: what a conversation names lies below the operator's directory, wherever links lead; only regular files are read,
-and of each no more than a bound.
+Holds: a file named by a conversation lies below the operator's directory, even through links. Only regular files are
+read, up to a size limit.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ SCRIPT_LIMIT_BYTES = 16 * 1024 * 1024
 
 
 def read_model_file(path: Path, beneath: str | None, what: str, *, limit_bytes: int = SCRIPT_LIMIT_BYTES) -> bytes:
-    """Return the content of a file that stands for a model.
+    """Return the content of a script or a recording.
 
     Args:
-        beneath: the directory in which a conversation may name files, by a path from there or by their whole path;
-            None: the operator has named this one.
-        what: what it should be.
+        beneath: the directory below which a conversation may name files, by relative or absolute path. None: the
+            operator
+            named this file.
+        what: the kind of file, for errors.
 
     Raises:
-        LLMConfigError: it cannot be read, is no regular file, is too large or lies elsewhere.
+        LLMConfigError: the file is unreadable, not a regular file, too large, or outside of the directory.
     """
     shown = ascii(str(path))[:300]
     try:
@@ -34,7 +35,7 @@ def read_model_file(path: Path, beneath: str | None, what: str, *, limit_bytes: 
             if root not in path.parents:
                 raise LLMConfigError(
                     f"The {what} {shown} is not in the directory of scripts of this cluster.",
-                    remedy="Name it by its path from there.",
+                    remedy="Use a path relative to that directory.",
                 )
             path = path.relative_to(root)
         return read_regular_file(str(path), limit_bytes=limit_bytes, beneath=str(root))

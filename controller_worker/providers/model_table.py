@@ -1,10 +1,10 @@
-"""Prices and limits of models, from the table inside the installed litellm, which is never imported for it.
+"""Prices and limits of models, from the table in the installed litellm. litellm itself is not imported for it.
 
-litellm costs seconds and a quarter of a gigabyte to import; its table is one JSON file, of which one row per model in
-use is kept.
+Importing litellm costs seconds and 250 MB. The table is one JSON file, of which only the rows of models in use are
+kept in memory.
 
-Holds: an unknown price is None, never 0; a cost is never negative.
-Does not: ask the network for newer prices; an upgrade of litellm brings them.
+Holds: an unknown price is None, never 0. A cost is never negative.
+Does not: fetch newer prices; an upgrade of litellm brings them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ TABLE_FILE = "model_prices_and_context_window_backup.json"
 OTHER_PROVIDERS = frozenset(
     {"huggingface", "ollama_chat", "openrouter", "sagemaker_chat", "vertex_ai_beta", "watsonx_text", "xinference"}
 )
-"""Providers of which the table prices no model."""
+"""Providers without any priced model in the table."""
 
 SERVICE_TIERS = ("flex", "priority")
-"""That the table prices apart."""
+"""Service tiers with separate prices in the table."""
 HOUR_FACTOR = 2.0
-"""What writing a token into Claude's cache for an hour costs, in prices of input."""
+"""The price of writing a token to Claude's cache for an hour, as a multiple of the input price."""
 BATCH_SHARE = 0.5
-"""What a batched call costs of another one, where the table does not say: Anthropic and OpenAI both ask half."""
+"""The default batch price as a share of the normal price. Anthropic and OpenAI both charge half."""
 
 _TIERED = "input_cost_per_token"
 _TIER = re.compile(_TIERED + r"_above_(\d+)k_tokens\Z")
@@ -41,7 +41,7 @@ _TIER = re.compile(_TIERED + r"_above_(\d+)k_tokens\Z")
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """USD per token; the cache's are None where the provider has no separate price for it."""
+    """USD per token. The cache prices are None if the provider has no separate price."""
 
     input: float
     output: float
@@ -51,12 +51,12 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Sale:
-    """How a call was sold, as far as the price depends on it.
+    """The properties of a call that its price depends on.
 
     Attributes:
-        is_batched: by the provider's batch API.
-        service_tier: as the provider names the one that it has used, such as `flex`; empty for the usual one.
-        is_cached_for_an_hour: what was put into the cache stays there for an hour.
+        is_batched: made through the provider's batch API.
+        service_tier: the tier that the provider reports, such as `flex`; empty for the standard one.
+        is_cached_for_an_hour: tokens written to the cache stay there for an hour.
     """
 
     is_batched: bool = False
@@ -70,7 +70,7 @@ class ModelRow:
 
     Attributes:
         prices: None when not known.
-        batch_prices: of calls by the provider's batch API; None when the table has none.
+        batch_prices: prices of the provider's batch API; None if the table has none.
         service_prices: by service tier, where they differ from `prices`.
         tiers: prices for prompts above a number of tokens, highest first.
         max_input_tokens: None when not known; likewise `max_output_tokens`.
@@ -94,7 +94,7 @@ class ModelRow:
     service_prices: Mapping[str, Prices] = field(default_factory=dict)
 
     def cost_usd(self, usage: Usage, sold: Sale = Sale()) -> float | None:
-        """Return what the call cost, or None when the price is not known."""
+        """Return the cost of the call; None if the price is not known."""
         tier = next((prices for above, prices in self.tiers if usage.prompt_tokens > above), None)
         has_batch_prices = sold.is_batched and tier is None and self.batch_prices is not None
         direct = self._in_tier_of_service(tier or self.prices, sold.service_tier)
@@ -106,7 +106,7 @@ class ModelRow:
         return cost_usd(prices, usage) * (BATCH_SHARE if sold.is_batched and not has_batch_prices else 1.0)
 
     def _in_tier_of_service(self, prices: Prices | None, name: str) -> Prices | None:
-        """Return prices as they are in a service tier: for a long prompt it changes them by as much as for another."""
+        """Return prices adjusted to a service tier. The factor for a long prompt is the same as for a short one."""
         service = self.service_prices.get(name)
         if prices is None or self.prices is None or service is None or prices is self.prices:
             return prices if service is None else service
@@ -115,7 +115,7 @@ class ModelRow:
 
 
 def cost_usd(prices: Prices, usage: Usage) -> float:
-    """Return what the tokens cost in USD. Cached tokens without a price of their own cost as much as others."""
+    """Return the cost of the tokens in USD. Cached tokens without a separate price have the normal price."""
     read = min(usage.cache_read_tokens, usage.prompt_tokens)
     write = min(usage.cache_write_tokens, usage.prompt_tokens - read)
     return (
@@ -127,13 +127,13 @@ def cost_usd(prices: Prices, usage: Usage) -> float:
 
 
 def max_input_tokens(config: LLMConfig) -> int | None:
-    """Return how many tokens a prompt may have, by the settings or else the table; None if neither says."""
+    """Return the maximum prompt length in tokens, from the settings or else the table; None if unknown."""
     row = look_up(config.known_as)
     return config.max_input_tokens or (row.max_input_tokens if row is not None else None)
 
 
 def call_cost_usd(config: LLMConfig, row: ModelRow | None, usage: Usage, sold: Sale = Sale()) -> float | None:
-    """Return what a call cost by the configured prices, if there are both, else by the table's; None if unknown."""
+    """Return a call's cost by the configured prices, if both are set, else by the table; None if unknown."""
     if config.input_cost_per_token is not None and config.output_cost_per_token is not None:
         cost = cost_usd(Prices(config.input_cost_per_token, config.output_cost_per_token), usage)
         return cost * (BATCH_SHARE if sold.is_batched else 1.0)
@@ -142,17 +142,17 @@ def call_cost_usd(config: LLMConfig, row: ModelRow | None, usage: Usage, sold: S
 
 @lru_cache(maxsize=1)
 def providers() -> frozenset[str]:
-    """Return the names that litellm knows as providers, the first part of `provider/model`."""
+    """Return litellm's provider names, the first part of `provider/model`."""
     rows = _read_table().values()
     named = {row.get("litellm_provider") for row in rows if isinstance(row, dict)}
     return frozenset(name for name in named if isinstance(name, str)) | OTHER_PROVIDERS
 
 
 def provider_of(model: str, custom: str | None = None) -> str:
-    """Return the provider of a model in litellm's words: whose keys it takes where there is no address of one's own.
+    """Return litellm's provider of a model. Its keys are used unless the settings have an address.
 
     Args:
-        custom: what the settings say.
+        custom: the provider in the settings.
     """
     first, _, rest = model.partition("/")
     if custom or rest:
@@ -166,12 +166,13 @@ def provider_of(model: str, custom: str | None = None) -> str:
 
 @lru_cache(maxsize=256)
 def look_up(model: str) -> ModelRow | None:
-    """Return the model's row, or None. The whole name is tried first, then without its leading path parts.
+    """Return the model's row, or None. The full name is tried first, then the name without leading path parts.
 
-    The first look-up of a model that the table has reads the file: about 30 ms. Others never do: there may be as many
-    of them as conversations.
+    The first look-up of a model in the table reads the file: about 30 ms. Look-ups of unknown models never read it,
+    because conversations could name any number of them.
     """
-    listed, name = _names(), model.strip()
+    listed = _names()
+    name = model.strip()
     while True:
         for known in (name, name.lower()):
             if known in listed and isinstance(row := _read_table().get(known), dict):
@@ -183,7 +184,7 @@ def look_up(model: str) -> ModelRow | None:
 
 @lru_cache(maxsize=1)
 def _names() -> frozenset[str]:
-    """Return the models that the table has. Kept, unlike the table, which takes 20 MB."""
+    """Return the names of the models in the table. Cached, unlike the table, which takes 20 MB."""
     return frozenset(_read_table())
 
 
@@ -225,17 +226,19 @@ def _prices(row: Mapping[str, Any], suffix: str) -> Prices | None:
         value = row.get(name + suffix, row.get(name))
         return float(value) if isinstance(value, int | float) and value >= 0 else None
 
-    per_input, per_output = price("input_cost_per_token"), price("output_cost_per_token")
+    per_input = price("input_cost_per_token")
+    per_output = price("output_cost_per_token")
     if per_input is None or per_output is None:
         return None
     return Prices(per_input, per_output, price("cache_read_input_token_cost"), price("cache_creation_input_token_cost"))
 
 
 def _tiers(row: Mapping[str, Any]) -> list[tuple[int, Prices]]:
-    """Return the prices above each number of tokens of the prompt, highest first, in both forms that the table has."""
+    """Return the prices above each prompt length, highest first, from both formats of the table."""
     named = filter(None, map(_TIER.match, row))
     tiers = [(int(match[1]) * 1000, _prices(row, match[0].removeprefix(_TIERED))) for match in named]
-    steps = [step for step in row.get("tiered_pricing") or () if "range" in step]  # others are tiers of searches
+    # other keys are tiers of search prices
+    steps = [step for step in row.get("tiered_pricing") or () if "range" in step]
     tiers += [(int(step["range"][0]), _prices(step, "")) for step in steps]
     return sorted(((above, prices) for above, prices in tiers if prices is not None), key=lambda tier: -tier[0])
 
@@ -251,12 +254,13 @@ def _service_prices(row: Mapping[str, Any]) -> dict[str, Prices]:
 
 def _batch_prices(row: Mapping[str, Any]) -> Prices | None:
     named = {name.removesuffix("_batches"): price for name, price in row.items() if name.endswith("_batches")}
-    batch, direct = _prices(named, ""), _prices(row, "")
+    batch = _prices(named, "")
+    direct = _prices(row, "")
     if batch is None or direct is None:
         return batch
 
     def cheaper(price: float | None, of: float | None) -> float | None:
-        """Return the price of cached tokens in a batch; where the table has none, the same share of the direct one."""
+        """Return the batch price of cached tokens; if missing, the direct price reduced by the same share."""
         return of * BATCH_SHARE if price is None and of is not None else price
 
     return replace(

@@ -1,12 +1,12 @@
-"""OpenAI-compatible servers, by their address: vLLM, SGLang, llama.cpp, Ollama, LM Studio, gateways.
+"""OpenAI-compatible servers at a configured address: vLLM, SGLang, llama.cpp, Ollama, LM Studio, gateways.
 
-They are asked by aiohttp, without an SDK. The openai SDK's `create` walks the whole history to rename fields that need
-no renaming: 30 ms of CPU at 41 messages, 1.5 s at 2,000, during which no other conversation moves; its `post` keeps
-more while a call waits than the rest of a conversation. litellm adds its own to that, and a quarter of a gigabyte.
+Calls use aiohttp without an SDK. The openai SDK's `create` walks the whole history to rename fields that need no
+renaming. It takes 30 ms of CPU at 41 messages and 1.5 s at 2,000, and blocks all other conversations meanwhile. Its
+`post` keeps more memory during a call than the rest of a conversation. litellm adds its own overhead and 250 MB.
 
-Holds: one attempt per call; what a server never read, because it had just closed an idle connection, is no attempt, and
-is sent again. A server that refuses a stream which nobody watches is asked once more, for a whole reply,
-and streams no more. A key of the environment that is meant for OpenAI is not sent here.
+Holds: one attempt per call. A request that the server never read, because it had just closed an idle connection, is
+sent again and does not count as an attempt. If a server refuses a stream without watchers, the call is repeated once
+without streaming, and later calls do not stream. The environment's key for OpenAI is not sent here.
 Does not: import aiohttp before a model is created.
 """
 
@@ -34,17 +34,17 @@ from controller_worker.providers.wires.raw_client import RawClient, is_streamed
 from controller_worker.providers.wires.reply import told_usd
 
 COMPATIBLE_PROVIDERS = ("openai", "custom_openai", "hosted_vllm", "litellm_proxy", "lm_studio")
-"""Names of litellm's for servers that speak Chat Completions at an address of their own."""
+"""litellm's names for servers with Chat Completions at a configured address."""
 NO_KEY = "no-key"
 COST_HEADER = "x-litellm-response-cost"
 
 STALE_LIMIT = 3
-"""How many connections that turn out to be closed are tried before a call has failed."""
+"""The number of stale connections that a call may meet before it fails."""
 
 _PATH = "/chat/completions"
 STREAM = "stream"
 _OF_STREAMS = re.compile(r"\bstream", re.IGNORECASE)
-"""What a refusal of a stream says, and that of an upstream server does not."""
+"""Matches the refusal of a stream, but not that of an upstream server."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,10 +53,10 @@ class OpenAICompatibleLLM:
     """The backend for a server at `base_url`."""
 
     def __init__(self, config: LLMConfig, clock: Clock) -> None:
-        """Import aiohttp and prepare a client; nothing is sent.
+        """Import aiohttp and create a client. Sends no request.
 
         Raises:
-            LLMConfigError: `drop_params` is off and a parameter is set that the model refuses.
+            LLMConfigError: `drop_params` is off and the model refuses a parameter that is set.
         """
         self._config = config
         provider, _, rest = config.model.partition("/")
@@ -79,7 +79,7 @@ class OpenAICompatibleLLM:
         self._clock = clock
 
     async def complete(self, request: ModelRequest) -> Completion:
-        """Ask once. See `LLM.complete`."""
+        """Call the model once. See `LLM.complete`."""
         began = self._clock.monotonic()
         parameters = self._parameters
         if request.temperature is not None and "temperature" in parameters:
@@ -94,7 +94,7 @@ class OpenAICompatibleLLM:
                 raise
             answer, headers, sent_bytes = await self._ask(parameters, request, is_long=False)
             self._is_long = False
-            _log.warning("%s does not take %r: %s", self._config.model, STREAM, error)
+            _log.warning("%s does not accept %r: %s", self._config.model, STREAM, error)
         reply = read_chat_reply(answer)
         return completion_of(
             reply,
@@ -103,7 +103,7 @@ class OpenAICompatibleLLM:
             self._row,
             latency_seconds=self._clock.monotonic() - began,
             sent_bytes=sent_bytes,
-            told_usd=told_usd(headers.get(COST_HEADER)),
+            reported_usd=told_usd(headers.get(COST_HEADER)),
             quota_left=quota_left(headers),
         )
 
@@ -118,8 +118,9 @@ class OpenAICompatibleLLM:
             stale = 0
             while True:
                 body = self._wire.body({**parameters, **streaming}, request, strict)
-                size, asking = len(body), self._client.ask(request, _PATH, body, self._headers, stream=stream)
-                del body  # it is sent long before the answer comes
+                size = len(body)
+                asking = self._client.ask(request, _PATH, body, self._headers, stream=stream)
+                del body  # frees the body, which is sent long before the answer arrives
                 try:
                     return *await asking, size
                 except ServiceUnavailableError as error:
@@ -130,11 +131,11 @@ class OpenAICompatibleLLM:
         return await self._strictness.ask(request, ask)
 
     async def send(self, method: str, path: str, content: bytes, headers: Mapping[str, str]) -> bytes:
-        """Make a request of another kind than a call, for `batching`; raises `ModelError`."""
+        """Make a request other than a call, for `batching`. Raises `ModelError`."""
         return await self._client.request(method, path, headers, content=None if method == "GET" else content)
 
     async def upload(self, name: str, content: bytes) -> bytes:
-        """Upload a file for a batch and return what is said about it; raises `ModelError`."""
+        """Upload a batch file and return the provider's description of it. Raises `ModelError`."""
         file = (name, content, "application/jsonl")
         return await self._client.wait_for(self._transport.upload("/files", {"purpose": "batch"}, file))
 

@@ -1,7 +1,7 @@
-"""OpenAI's Batch API for Chat Completions: a file of calls, a batch made of it, files of results.
+"""OpenAI's Batch API for Chat Completions: a file of calls, a batch created from it, and result files.
 
-Holds: at most 50,000 calls and 200 MB a batch (the provider's limits; ours are lower); a batch carries our name for it,
-by which it is found again; a file that was deleted can no longer become a batch.
+Holds: at most 50,000 calls and 200 MB per batch (the provider's limits; ours are lower). A batch carries our name, by
+which it is found again. A deleted file cannot become a batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from controller_worker.providers.wires.provider_errors import BatchedError, mode
 
 ENDPOINT = "/v1/chat/completions"
 TAG = "deckhands"
-"""The field of a batch's metadata that holds our name for it."""
+"""The field of a batch's metadata with our name for it."""
 WINDOW = "24h"
 
 _UNDER_WAY = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
@@ -67,7 +67,7 @@ class OpenAIBatches:
         try:
             await self._send("DELETE", f"/files/{uploaded}", b"", {})
         except NotFoundError:
-            return  # an earlier sender did it
+            return  # an earlier sender deleted it
 
     async def find(self, sought: Sought) -> str | None:
         """See `BatchProvider.find`."""
@@ -105,14 +105,16 @@ class OpenAIBatches:
 
 
 def _result(line: Mapping[str, Any]) -> bytes:
-    error, response = line.get("error"), line.get("response")
+    error = line.get("error")
+    response = line.get("response")
     if isinstance(error, dict) and error.get("code") == "batch_expired":
         return EXPIRED
     if isinstance(error, dict) and error.get("code") in ("batch_cancelled", "batch_canceled"):
         return CANCELLED
     if not isinstance(response, dict):
         return failed(model_error(BatchedError(error if isinstance(error, dict) else {}, 500)))
-    status, body = response.get("status_code"), response.get("body")
+    status = response.get("status_code")
+    body = response.get("body")
     if status == 200:
         return replied(body)
     return failed(model_error(BatchedError(body if isinstance(body, dict) else {}, status or 500)))

@@ -1,7 +1,7 @@
-"""Which parameters a model is asked with: OpenHands' rules, by model.
+"""Chooses the request parameters of a model, by OpenHands' rules.
 
-Holds: a setting that the model does not take is dropped with a warning, or refused when `drop_params` is off; none is
-dropped silently.
+Holds: a setting that the model does not support is dropped with a warning, or is an error if `drop_params` is off. No
+setting is dropped silently.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ _log = logging.getLogger(__name__)
 
 
 def messages_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
-    """Return what Anthropic's Messages are asked with besides the messages and tools.
+    """Return the parameters of an Anthropic Messages request besides messages and tools.
 
     Raises:
         LLMConfigError: `drop_params` is off and a setting would have to be dropped.
     """
-    features, row = features_of(config.base_model or model), look_up(config.base_model or model)
+    features = features_of(config.base_model or model)
+    row = look_up(config.base_model or model)
     table_limit = row.max_output_tokens if row is not None else None
     default_max_tokens = min(table_limit, MAX_TOKENS_LIMIT) if table_limit is not None else DEFAULT_MAX_TOKENS
     fields: dict[str, Any] = {"model": model, "max_tokens": config.max_output_tokens or default_max_tokens}
@@ -42,18 +43,20 @@ def messages_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
                 fields["thinking"] = {"type": "adaptive"}
         else:
             dropped.add("reasoning_effort")
-    # The later models take no sampling parameters, and those that do take none while they think.
+    # Later models accept no sampling parameters; earlier ones accept none while they think.
     thinks = _is_thinking(fields | (config.completion_kwargs or {}))
     sampling = _sampling(config) if features.sampling and not thinks else {}
     dropped |= SAMPLING - set(sampling)
     _tell_dropped(config, dropped)
-    fields |= {"service_tier": config.service_tier} if config.service_tier else {}
-    fields |= config.context_management.fields if config.context_management is not None else {}
+    if config.service_tier:
+        fields["service_tier"] = config.service_tier
+    if config.context_management is not None:
+        fields |= config.context_management.fields
     return fields | sampling | (config.completion_kwargs or {})
 
 
 def chat_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
-    """Return what Chat Completions are asked with besides the messages and tools.
+    """Return the parameters of a Chat Completions request besides messages and tools.
 
     Raises:
         LLMConfigError: `drop_params` is off and a setting would have to be dropped.
@@ -65,7 +68,7 @@ def chat_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
         sampling = _sampling(config) if features.sampling and not thinks else {}
     elif features.reasoning or not features.sampling:
         sampling = {}
-    else:  # a model that is not known may refuse what nobody has asked for
+    else:  # an unknown model may refuse parameters that the user did not set
         chosen = SAMPLING if features.sampling_defaults else SAMPLING & config.model_fields_set
         sampling = {name: getattr(config, name) for name in sorted(chosen)}
     fields: dict[str, Any] = sampling | {
@@ -87,20 +90,20 @@ def chat_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
 
 
 def body_and_headers(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return what stands in the body of a request and what in its headers.
+    """Return the body fields and the headers of a request.
 
-    `extra_body` and `extra_headers` within `completion_kwargs` are the SDKs' and litellm's words for further ones.
+    `extra_body` and `extra_headers` in `completion_kwargs` are the SDKs' and litellm's names for additional ones.
     """
     body = {name: value for name, value in fields.items() if name not in ("extra_body", "extra_headers")}
     return body | (fields.get("extra_body") or {}), dict(fields.get("extra_headers") or {})
 
 
 def may_be_long(config: LLMConfig, fields: Mapping[str, Any], row: ModelRow | None) -> bool:
-    """Say whether the reply to these fields may take minutes, unless the settings decide.
+    """Return whether a reply may take minutes, unless the settings decide it.
 
-    Such a reply is streamed even if nobody watches: between a request and an answer in one piece, proxies and servers
-    give up after a silence, and the reply would be lost and paid for again. Where neither a field nor the table limits
-    the reply, it may be as long as the model likes.
+    Such a reply is streamed even without watchers. During the silence before a reply in one piece, proxies and servers
+    give up; the reply would be lost and paid for again. The length is unlimited if neither a field nor the table limits
+    it.
     """
     if config.stream_replies != "auto":
         return config.stream_replies == "on"
@@ -117,7 +120,7 @@ def _is_thinking(fields: Mapping[str, Any]) -> bool:
 
 
 def _sampling(config: LLMConfig) -> dict[str, float]:
-    """Return Claude's sampling parameters: it takes no top_p beside a temperature."""
+    """Return Claude's sampling parameters. Claude accepts no top_p together with a temperature."""
     top_p = None if config.temperature is not None else config.top_p
     sampling = {"temperature": config.temperature, "top_p": top_p, "top_k": config.top_k}
     return {name: value for name, value in sampling.items() if value is not None}
@@ -128,5 +131,5 @@ def _tell_dropped(config: LLMConfig, dropped: set[str]) -> None:
     if not names:
         return
     if not config.drop_params:
-        raise LLMConfigError(f"The model {config.model!r} does not take {', '.join(names)}.", remedy="Unset it.")
-    _log.warning("The model %s does not take %s; it is not sent.", config.model, ", ".join(names))
+        raise LLMConfigError(f"The model {config.model!r} does not support {', '.join(names)}.", remedy="Unset it.")
+    _log.warning("The model %s does not support %s; it is not sent.", config.model, ", ".join(names))

@@ -1,11 +1,11 @@
-"""The operator's table of models: a TOML file of named settings, beside the environment.
+"""The operator's table of models: a TOML file of named settings, in addition to the environment.
 
     [llm]                                  # the base: for conversations that name no model
     model = "anthropic/claude-sonnet-4-5"
     api_key = "${ANTHROPIC_KEY}"           # taken from the environment
     fallbacks = ["spare", {use = "long", on = ["context_window"]}]
 
-    [llm.spare]                            # the base, merged with what stands here (OpenHands 6.1)
+    [llm.spare]                            # the base, merged with these settings (OpenHands 6.1)
     api_key = "${SECOND_KEY}"
     tenants = ["acme"]                     # whose conversations may name it
 
@@ -14,15 +14,15 @@
     api_key = "${GEMINI_KEY}"
 
 A conversation names an entry: a profile, the exact model of an entry, or a model that a pattern matches. `find` turns
-its name into a reference, `config` a reference into settings. References are ours and never come from a conversation:
-a profile's name, `PROFILE#MODEL` for a model of its pattern or a fallback of it, and `#MODEL` for another model with
-the base settings.
+the name into a reference; `config` turns a reference into settings. References are internal and never come from a
+conversation: a profile's name, `PROFILE#MODEL` for a model of its pattern or for its fallback, and `#MODEL` for another
+model with the base settings.
 
-Holds: a name that no entry has is refused with the list; `LLM_…` variables win over `[llm]` and never reach a profile;
-a model with another address or provider than the settings it inherits from does not inherit what is for their address
-(`BOUND`); the file is read once.
-Differs: a bad value is an error that names it, where the original warns and uses the defaults: with another
-model than the one that was asked for.
+Holds: an unknown name is rejected with the list of names. `LLM_…` variables override `[llm]` and never reach a profile.
+A profile with another address or provider than the base does not inherit the fields bound to the base's address
+(`BOUND`). The file is read once.
+Differs: a bad value is an error that names it. The original warns and uses the defaults, and so another model than
+requested.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ from controller_worker.providers.model_table import provider_of
 
 SECTION = "llm"
 BOUND = ("api_key", "aws_access_key_id", "aws_secret_access_key", "completion_kwargs")
-"""Fields that go to one address only: keys, and further fields and headers of the request, which may hold keys."""
+"""Fields bound to one address: keys, and additional request fields and headers, which may contain keys."""
 ADDRESS_FIELDS = ("model", "base_url", "custom_llm_provider", "ollama_base_url")
 OWN_ADDRESS_PROVIDERS = frozenset({"anthropic", "openai", "custom_openai", "hosted_vllm", "litellm_proxy", "lm_studio"})
-"""Asked at `base_url`, if there is one, with the model's name in the body alone."""
+"""Providers called at `base_url`, if set, with the model's name in the body only."""
 PATTERN_PROVIDERS = frozenset(
     {
         *("anthropic", "cerebras", "deepseek", "fireworks_ai", "gemini", "groq", "mistral", "moonshot", "openai"),
         *("openrouter", "perplexity", "together_ai", "xai", "zai"),
     }
 )
-"""Providers with one address, of which no part comes from the model's name."""
+"""Providers with one fixed address, which the model's name cannot change."""
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 class Profiles:
-    """The base settings and the named ones.
+    """The base settings and the named profiles.
 
     Attributes:
-        is_open: a conversation may name any model and any file: it belongs to the person who started this worker.
+        is_open: conversations may name any model and any file, because they belong to the user who started this worker.
     """
 
     def __init__(
@@ -85,10 +85,10 @@ class Profiles:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], *, is_open: bool = False) -> Self:
-        """Read the file that LLM_CONFIG names, if it names one.
+        """Read the file that LLM_CONFIG names, if it is set.
 
         Raises:
-            LLMConfigError: the file is missing, no TOML, or has a section that cannot be meant.
+            LLMConfigError: the file is missing, is not TOML, or has an invalid section.
         """
         path = env.get(CONFIG_FILE_VARIABLE, "").strip()
         if not path:
@@ -116,7 +116,7 @@ class Profiles:
 
     @cached_property
     def table(self) -> ModelTable:
-        """What conversations may name."""
+        """The models that conversations may name."""
         return ModelTable(
             entries=tuple(entry for entry, _ in self._entries),
             has_scripts=bool(self._of_base("scripts_dir")),
@@ -125,23 +125,23 @@ class Profiles:
 
     @cached_property
     def _own_entries(self) -> list[tuple[OfferedModel, str]]:
-        """Each name that the base and the profiles give themselves, with its reference: the empty one is the base."""
+        """The names of the base and the profiles themselves, with their references. The empty name is the base."""
         base = self._of_base("model")
         entries = [_entry(base, "", self._of_base("tenants"))] if base else []
         for name, fields in self._named.items():
             tenants = self._tenants(name)
             if not str({**self._base, **fields}.get("model", "")).endswith(PATTERN_END):
                 entries.append(_entry(name, name, tenants))
-            # The base's model is the base's, and not that of each profile that has another temperature.
+            # The base's model belongs to the base, not to each profile that changes only its temperature.
             if model := self._filled_or_none("model", fields.get("model")):
                 entries.append(_entry(model, name, tenants))
         return entries
 
     @cached_property
     def _entries(self) -> list[tuple[OfferedModel, str]]:
-        """Each name that conversations may say: those of the entries, and after them those of their fallbacks.
+        """Every name that conversations may use: first those of the entries, then those of their fallbacks.
 
-        A fallback is offered to the tenants of the settings that name it, and has these settings.
+        A fallback is offered to the tenants of the settings that name it, and uses these settings.
         """
         entries = list(self._own_entries)
         named = [("", self._of_base("fallbacks"), self._of_base("tenants"))]
@@ -154,19 +154,19 @@ class Profiles:
         return entries
 
     def sets(self, field: str) -> bool:
-        """Say whether any of the settings say something about a field."""
+        """Return whether any of the settings contain a field."""
         is_in_env = bool(self._env.get(ENV_PREFIX + field.upper(), "").strip())
         return is_in_env or any(field in fields for fields in (self._base, *self._named.values()))
 
     def find(self, name: str | None, tenant: str | None = None) -> str:
-        """Return the reference to what a conversation names.
+        """Return the reference for a model named by a conversation.
 
         Args:
             name: None or empty: the base's model.
-            tenant: whose conversation it is; None: that of the operator, who may use every entry.
+            tenant: the conversation's tenant; None for the operator, who may use every entry.
 
         Raises:
-            ModelNotOffered: no entry for this tenant has the name; lists those that there are.
+            ModelNotOffered: no entry with this name is offered to the tenant; the message lists the offered ones.
         """
         if not name:
             base = next((entry for entry, reference in self._own_entries if not reference), None)
@@ -180,7 +180,7 @@ class Profiles:
         raise not_offered(name, tenant or "", [self.table])
 
     def find_fallback(self, reference: str, name: str, tenant: str | None) -> str:
-        """Return the reference to what the settings of a reference name as a fallback.
+        """Return the reference of a fallback that a reference's settings name.
 
         Raises:
             ModelNotOffered: it is a profile for other tenants.
@@ -191,11 +191,11 @@ class Profiles:
         return f"{reference.partition('#')[0]}#{name}" if found is None else found
 
     def config(self, reference: str | None = None, **overrides: Any) -> LLMConfig:
-        """Return the settings that a reference, or the name of an entry, stands for.
+        """Return the settings for a reference or the name of an entry.
 
         Args:
             reference: None or empty: the base.
-            overrides: fields that win over all others; None counts as unset.
+            overrides: fields that override all others; None counts as unset.
 
         Raises:
             LLMConfigError: no model is named, or a value cannot be used.
@@ -222,7 +222,7 @@ class Profiles:
         if own and (not model or model.startswith(own.removesuffix("*"))):
             _check_pattern(base.model_dump(include=set(ADDRESS_FIELDS)) | {"model": own}, model)
         if not model:
-            return base.model_copy(update={"scripts_dir": None})  # the operator has named it
+            return base.model_copy(update={"scripts_dir": None})  # the operator named it
         if model.startswith(SCRIPT_PREFIXES):
             return base.model_copy(update={"scripts_dir": None}) if self.is_open else base
         if own and address_of(base.model_copy(update={"model": own})) != address_of(base):
@@ -230,7 +230,7 @@ class Profiles:
         return base
 
     def named(self, name: str) -> LLMConfig:
-        """Return the settings of a profile that must exist.
+        """Return the settings of a profile.
 
         Raises:
             LLMConfigError: there is no such profile, or a value cannot be used.
@@ -242,8 +242,9 @@ class Profiles:
         return self.config(name)
 
     def _of_base(self, field: str) -> Any:
-        """Return a field of the base settings, whatever else is wrong with them; None: it is not set."""
-        for model in (None, "none") if field != "model" else (None,):  # a base without a model has its other settings
+        """Return a field of the base settings, even if other fields are invalid; None if it is not set."""
+        # a base without a model still has its other settings
+        for model in (None, "none") if field != "model" else (None,):
             try:
                 value = getattr(LLMConfig.from_env(self._env, self._beneath(), model=model), field)
             except LLMConfigError:
@@ -252,7 +253,7 @@ class Profiles:
         return self._filled_or_none(field, self._base.get(field))
 
     def _merged(self, name: str) -> dict[str, Any]:
-        """Return the fields of a profile: those of the base, but for those that belong to another address."""
+        """Return the fields of a profile: its own and those of the base, without fields bound to another address."""
         own = self._named[name]
         merged = {**self._base, **own}
         if _address(merged) != _address(self._base):
@@ -265,7 +266,7 @@ class Profiles:
         return self._filled_or_none("tenants", {**self._base, **self._named[name]}.get("tenants"))
 
     def _beneath(self) -> dict[str, Any]:
-        """Return the base's fields; those of one address only if the environment does not name another one."""
+        """Return the base's fields. Fields bound to its address are left out if the environment names another one."""
         given = {
             name: self._env.get(ENV_PREFIX + name.upper(), "").strip()
             or (name in ENV_FALLBACK_FIELDS and self._env.get(ENV_FALLBACK_PREFIX + name.upper(), "").strip())
@@ -295,7 +296,7 @@ class Profiles:
 
 
 def _entry(name: str, reference: str, tenants: Any) -> tuple[OfferedModel, str]:
-    """Return an entry of the table; one whose tenants cannot be read is offered to none, and its settings say why."""
+    """Return an entry of the table. If its tenants are unreadable, it is offered to none; its settings report it."""
     try:
         limit = LLMConfig.create(model=name, tenants=tenants).tenants if tenants is not None else None
     except LLMConfigError:
@@ -304,8 +305,8 @@ def _entry(name: str, reference: str, tenants: Any) -> tuple[OfferedModel, str]:
 
 
 def _match(entries: Iterable[tuple[OfferedModel, str]], name: str, tenant: str | None) -> str | None:
-    """Return the reference of the first entry for a tenant that has a name; None: there is none."""
-    # A profile wins over a model of the same name, such as that of LLM_MODEL where it names a profile.
+    """Return the reference of the first entry of this name for a tenant; None if there is none."""
+    # A profile wins over a model of the same name, such as an LLM_MODEL that names a profile.
     for entry, reference in sorted(entries, key=lambda known: known[1] != name):
         if entry.matches(name) and (tenant is None or entry.is_for(tenant)):
             return f"{reference}#{name}" if entry.name.endswith(PATTERN_END) else reference
@@ -313,30 +314,31 @@ def _match(entries: Iterable[tuple[OfferedModel, str]], name: str, tenant: str |
 
 
 def address_of(config: LLMConfig) -> tuple[Any, ...]:
-    """Return what the keys of settings belong to: an address of their own, or a provider."""
+    """Return what the keys of the settings belong to: a custom address or a provider."""
     return _address(config.model_dump(include=set(ADDRESS_FIELDS)))
 
 
 def _address(fields: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what the keys of settings belong to: an address of their own, or a provider."""
+    """Return what the keys of the settings belong to: a custom address or a provider."""
     if fields.get("base_url"):
         return (fields["base_url"],)
-    model, custom = fields.get("model"), fields.get("custom_llm_provider")
+    model = fields.get("model")
+    custom = fields.get("custom_llm_provider")
     provider = provider_of(str(model), custom if isinstance(custom, str) else None) if model else None
     return provider, fields.get("ollama_base_url")
 
 
 def _check_pattern(fields: Mapping[str, Any], model: str) -> None:
-    """Refuse a pattern that could lead to more than one address, and one that no model is named for.
+    """Reject a pattern that could lead to several addresses, or to models without a name.
 
     Raises:
-        LLMConfigError: it is one.
+        LLMConfigError: the pattern is one of these.
     """
     pattern = str(fields.get("model", ""))
     if not pattern.endswith(PATTERN_END):
         return
     if not model:
-        raise LLMConfigError(f"{pattern!r} stands for many models.", remedy="Name one of them.")
+        raise LLMConfigError(f"{pattern!r} matches many models.", remedy="Name one of them.")
     provider = pattern.removesuffix(PATTERN_END)
     has_address = bool(fields.get("base_url")) and provider in OWN_ADDRESS_PROVIDERS
     if (provider not in PATTERN_PROVIDERS and not has_address) or fields.get("custom_llm_provider"):
@@ -348,5 +350,5 @@ def _check_pattern(fields: Mapping[str, Any], model: str) -> None:
 
 
 def _is_profile(name: str, value: Any) -> bool:
-    """Say whether a sub-table is a profile and not a setting with a table for its value."""
+    """Return whether a sub-table is a profile, and not a setting whose value is a table."""
     return isinstance(value, dict) and name not in LLMConfig.model_fields

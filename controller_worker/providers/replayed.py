@@ -1,7 +1,7 @@
-"""A model that repeats what was recorded: `replay/FILE`, where FILE is what `deckhands export` has written.
+"""A model that replays a recording: `replay/FILE`, where FILE was written by `deckhands export`.
 
-Holds: step N gets the N-th recorded reply, whatever it is asked; nothing is paid for it a second time.
-Does not: look at the prompt, or make anything up when the recording has ended.
+Holds: step N gets the N-th recorded reply, whatever the prompt is. Replies cost nothing.
+Does not: look at the prompt, or make up replies after the end of the recording.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ReplayedLLM:
         """Read the recording.
 
         Raises:
-            LLMConfigError: it is missing, or no recording.
+            LLMConfigError: the file is missing or is not a recording.
         """
         self._path = Path(config.model.removeprefix(REPLAY_PREFIX))
         replies = _read(self._path, config.scripts_dir)
@@ -43,7 +43,7 @@ class ReplayedLLM:
         """Return the reply of this step. See `LLM.complete`.
 
         Raises:
-            LLMConfigError: the recording has no reply for it.
+            LLMConfigError: the recording has no reply for the step.
         """
         if request.service == "agent":
             reply = self._reply(self._replies, request.iteration)
@@ -84,7 +84,7 @@ def _read(path: Path, beneath: str | None) -> list[ModelReply]:
     try:
         lines = content.decode("utf-8").splitlines()
     except UnicodeDecodeError:
-        raise LLMConfigError(f"The recording {str(path)!r} is not what `deckhands export` writes.") from None
+        raise LLMConfigError(f"The recording {str(path)!r} was not written by `deckhands export`.") from None
     replies: list[ModelReply] = []
     for number, line in enumerate(lines, 1):
         try:
@@ -94,6 +94,6 @@ def _read(path: Path, beneath: str | None) -> list[ModelReply]:
                 replies.append(ModelReply.model_validate(known))
         except (ValueError, LookupError, TypeError, RecursionError, ValidationError):
             raise LLMConfigError(
-                f"The recording {str(path)!r} is not what `deckhands export` writes: line {number} is not an event."
+                f"The recording {str(path)!r} was not written by `deckhands export`: line {number} is not an event."
             ) from None
     return replies

@@ -1,7 +1,7 @@
-"""How large a call will be, before it is made: estimates for quotas and budgets, from characters and prices.
+"""Estimates the size and cost of a call before it is made, for quotas and budgets.
 
-Holds: a worst case is never below what as many tokens cost later.
-Does not: count as providers do; what was really used is known after the call.
+Holds: a maximum cost is never below the later cost of the same number of tokens.
+Does not: count exactly; the real usage is known after the call.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ TOKENS_PER_BYTE = {
     "mark": 0.66,
     "other": 0.24,
 }
-"""How many tokens a byte of UTF-8 makes, by what it is; docs/quotas.md has the errors of it.
+"""Tokens per UTF-8 byte, by character class; docs/quotas.md lists the errors.
 
-A tokenizer would know, but takes 80 MB and half a second of CPU in each worker, and fifteen times as long for a text.
+A tokenizer is exact, but takes 80 MB and half a second of CPU in each worker, and 15 times as long per text.
 """
 TOKENS_PER_IMAGE = 1_600
 TOKENS_PER_MESSAGE = 8
@@ -39,10 +39,10 @@ UNKNOWN_OUTPUT_TOKENS = 8_192
 
 
 def prompt_tokens(request: ModelRequest, memo: MessageMemo[int] | None = None) -> int:
-    """Return about how many tokens a prompt has, tools included.
+    """Return the estimated token count of a prompt, including tools.
 
     Args:
-        memo: remembers what each message has; without one all are looked through.
+        memo: caches the count of each message; None counts all messages.
     """
     memo = MessageMemo() if memo is None else memo
     tools = sum(_tool_tokens(_SameTool(tool)) for tool in request.tools)
@@ -50,7 +50,7 @@ def prompt_tokens(request: ModelRequest, memo: MessageMemo[int] | None = None) -
 
 
 class _SameTool:
-    """A tool as a key: it has a table in it, so it has no hash, and the same object is the same tool."""
+    """A tool as a dict key, compared by identity, because a tool contains a dict and has no hash."""
 
     __slots__ = ("tool",)
 
@@ -71,7 +71,7 @@ def _tool_tokens(same: _SameTool) -> int:
 
 
 def text_tokens(text: str) -> int:
-    """Return about how many tokens a text has, at least one if it is not empty."""
+    """Return the estimated token count of a text; at least 1 if it is not empty."""
     content = text.encode("utf-8", "replace")
 
     def count(kind: bytes) -> int:
@@ -84,14 +84,14 @@ def text_tokens(text: str) -> int:
 
 
 def worst_cost_usd(config: LLMConfig, input_tokens: int, *, is_batched: bool = False) -> float:
-    """Return what a call costs at most, or 0 when the price is not known."""
+    """Return the maximum cost of a call; 0 if the price is not known."""
     row = look_up(config.known_as)
     output_tokens = _longest_reply(config, row) or UNKNOWN_OUTPUT_TOKENS
     return _dearest_usd(config, row, input_tokens, output_tokens, is_batched=is_batched)
 
 
 def expected_cost_usd(config: LLMConfig, input_tokens: int, output_tokens: int, *, is_batched: bool = False) -> float:
-    """Return what a call with a reply of this length costs at most, or 0 when the price is not known."""
+    """Return the maximum cost of a call with a reply of this length; 0 if the price is not known."""
     row = look_up(config.known_as)
     output_tokens = min(output_tokens, _longest_reply(config, row) or output_tokens)
     return _dearest_usd(config, row, input_tokens, output_tokens, is_batched=is_batched)
@@ -104,7 +104,7 @@ def _longest_reply(config: LLMConfig, row: ModelRow | None) -> int | None:
 def _dearest_usd(
     config: LLMConfig, row: ModelRow | None, input_tokens: int, output_tokens: int, *, is_batched: bool
 ) -> float:
-    # Writing a prompt into the provider's cache is the most expensive way to send it.
+    # Writing a prompt to the provider's cache is the most expensive way to send it.
     usage = Usage(input_tokens, output_tokens, cache_write_tokens=input_tokens)
     sold = Sale(is_batched, config.service_tier or "", config.cache_lifetime == "1h")
     return call_cost_usd(config, row, usage, sold) or 0.0

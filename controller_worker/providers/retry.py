@@ -1,9 +1,9 @@
-"""When to ask again, as a pure function.
+"""Computes when to retry, as a pure function.
 
-Holds: OpenHands' rule: `num_retries` attempts in all, waits of 8, 16, 32, 64 seconds by default; what the provider
-asks for overrides the rule, up to an hour. A call that waited as long as the provider asked and is refused again waits
-at least as long as the rule says for the attempt before; otherwise a provider that always says "in a fifth of a
-second" would use up all attempts within one.
+Holds: OpenHands' rule: `num_retries` attempts in all, with waits of 8, 16, 32, 64 seconds by default. A wait requested
+by the provider overrides the rule, up to an hour. If a call waited as requested and is refused again, it waits at
+least as long as the rule says for the attempt before. Otherwise a provider that always asks for 0.2 seconds would use
+up all attempts within one second.
 Does not: wait, or draw the random number that spreads retries; the caller passes it.
 """
 
@@ -17,13 +17,13 @@ JITTER_SHARE = 0.25
 
 
 def next_wait_seconds(config: LLMConfig, attempt: int, error: ModelError, *, jitter: float = 0.0) -> float | None:
-    """Return how long to wait before the next attempt, or None when there should be none.
+    """Return the wait before the next attempt in seconds; None if there is no further attempt.
 
     Args:
         config: the limits.
         attempt: attempts made so far for this step, from 1.
-        error: what the last of them brought.
-        jitter: from 0 to 1; lengthens the wait by up to a quarter, so that many conversations do not return at once.
+        error: the error of the latest attempt.
+        jitter: from 0 to 1; lengthens the wait by up to a quarter, so that many conversations do not retry at once.
     """
     if not error.retryable or attempt >= config.num_retries:
         return None
@@ -34,10 +34,10 @@ def next_wait_seconds(config: LLMConfig, attempt: int, error: ModelError, *, jit
 def wait_seconds(config: LLMConfig, attempt: int, *, retry_after_seconds: float | None = None) -> float:
     """Return the wait after the attempt with this number, from 1, without jitter.
 
-    `multiplier * 2 ** (attempt - 1)`, clamped; or what the provider asked for.
+    It is the wait that the provider asked for, else `multiplier * 2 ** (attempt - 1)`, clamped.
     """
     if retry_after_seconds is not None:
-        # Differs: the original ignores Retry-After, because coming back earlier only prolongs the limit.
+        # Differs: the original ignores Retry-After. Retrying earlier only prolongs the limit.
         asked = min(max(retry_after_seconds, 0.0), RETRY_AFTER_LIMIT_SECONDS)
         return max(asked, wait_seconds(config, attempt - 1)) if attempt > 1 else asked
     exponential = config.retry_multiplier * 2.0 ** min(attempt - 1, 32)

@@ -1,9 +1,9 @@
 """A model that follows a script: `scripted/FILE`. The format is described in docs/scripted-models.md.
 
-Holds: a turn is chosen by the request's iteration alone, so a step that is repeated after a crash gets the same reply
-with the same ids.
-Does not: read the messages, or use the network. How often a turn has failed is remembered in this process only: after
-a crash a turn with `times: 1` fails once more.
+Holds: the request's iteration alone selects a turn, so a step repeated after a crash gets the same reply with the same
+ids.
+Does not: read the messages, or use the network. The number of failures of a turn is kept in this process only: after a
+crash, a turn with `times: 1` fails once more.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class ScriptedCall(_Part):
     """A tool call of a turn.
 
     Attributes:
-        arguments: an object, or the raw text that the model is to write, JSON or not.
-        id: None makes one that is unique in the conversation.
+        arguments: an object, or the raw text that the model writes, JSON or not.
+        id: None generates one that is unique in the conversation.
     """
 
     name: str
@@ -48,7 +48,7 @@ class ScriptedCall(_Part):
 
 
 class ScriptedUsage(_Part):
-    """Tokens of a turn; see `Usage`."""
+    """Token counts of a turn; see `Usage`."""
 
     prompt_tokens: int = Field(default=0, ge=0)
     completion_tokens: int = Field(default=0, ge=0)
@@ -61,9 +61,9 @@ class ScriptedError(_Part):
 
     Attributes:
         code: one of `MODEL_ERRORS`.
-        times: how many attempts fail before one succeeds; None for all of them.
-        text: what the provider says.
-        retry_after_seconds: how long the provider asks us to wait.
+        times: the number of attempts that fail first; None for all of them.
+        text: the provider's error text.
+        retry_after_seconds: the wait that the provider asks for.
     """
 
     code: str
@@ -75,7 +75,7 @@ class ScriptedError(_Part):
     @classmethod
     def _known(cls, code: str) -> str:
         if code not in MODEL_ERRORS:
-            raise ValueError(f"{code!r} is not an error code; there are {', '.join(MODEL_ERRORS)}")
+            raise ValueError(f"{code!r} is not an error code; use one of {', '.join(MODEL_ERRORS)}")
         return code
 
 
@@ -85,8 +85,8 @@ class Turn(_Part):
     Attributes:
         stop_reason: None derives it from whether there are tool calls.
         cost_usd: None computes it from the configured prices per token, if there are any.
-        latency_seconds: instead of the script's.
-        critic: what a critic says of the finish of this turn; None: that it is accepted.
+        latency_seconds: overrides the script's.
+        critic: the critic's answer about this turn's finish; None accepts it.
     """
 
     text: str = ""
@@ -105,14 +105,14 @@ CONDENSATION_TURN = Turn(text="What the script did so far was left out here.")
 THE_END = "The script has ended."
 FINISH_TURN = Turn(tool_calls=(ScriptedCall(name="finish", arguments={"message": THE_END}),))
 LAST_WORDS_TURN = Turn(text=THE_END)
-"""Instead of that where the agent has no such tool."""
+"""Replaces the last turn if the agent has no such tool."""
 
 
 class Script(_Part):
-    """What a scripted model says, turn by turn; after the last turn it finishes, or says that it has ended.
+    """The turns of a scripted model. After the last turn it finishes, or says that the script has ended.
 
     Attributes:
-        condensation: what it says whenever it is asked for a summary of the history.
+        condensation: the reply to every request for a summary of the history.
     """
 
     description: str = ""
@@ -128,7 +128,8 @@ class Script(_Part):
             beneath: see `read_model_file`.
 
         Raises:
-            LLMConfigError: the file is missing, no regular one, too large, no JSON or no script; the text says where.
+            LLMConfigError: the file is missing, not regular, too large, not JSON or not a script; the text names the
+                place.
         """
         content = read_model_file(path, beneath, "model script")
         try:
@@ -146,7 +147,7 @@ class Script(_Part):
         return self.turns[iteration] if iteration < len(self.turns) else FINISH_TURN
 
     def turn_for(self, request: ModelRequest) -> Turn:
-        """Return what is said to a request."""
+        """Return the turn that answers a request."""
         if request.service == "critic":  # about the latest turn
             return self.turn(request.iteration - 1).critic or CRITIC_TURN
         if request.service != "agent":
@@ -166,7 +167,7 @@ class ScriptedLLM:
         self._clock = clock
 
     async def complete(self, request: ModelRequest) -> Completion:
-        """Say the turn of this iteration, after the script's latency. See `LLM.complete`."""
+        """Return the turn of this iteration after the script's latency. See `LLM.complete`."""
         began = self._clock.monotonic()
         turn = self._script.turn_for(request)
         latency = self._script.latency_seconds if turn.latency_seconds is None else turn.latency_seconds
@@ -209,7 +210,7 @@ class ScriptedLLM:
 
 
 def tool_calls(calls: Sequence[ScriptedCall], iteration: int, workspace: str | None) -> tuple[ToolCall, ...]:
-    """Write a turn's calls as a model would; `{workspace}` is put in unless the workspace is None."""
+    """Return a turn's calls as a model would write them, with `{workspace}` replaced unless it is None."""
     return tuple(
         ToolCall(
             id=call.id or f"call_{iteration + 1:04d}_{index}",

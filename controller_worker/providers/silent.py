@@ -1,6 +1,6 @@
-"""A model that says nothing and costs nothing, for agents that decide without one.
+"""A model that makes no call and costs nothing, for agents that decide without a model.
 
-For an agent whose loop is a program in the sandbox it says what that has said, at the price that that has named.
+For an agent whose loop is a program in the sandbox, it returns the program's message and reported cost.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class SilentLLM:
     """The backend for the model `silent`."""
 
     async def complete(self, request: ModelRequest) -> Completion:
-        """Return the answer that the request brings along, or an empty one. See `LLM.complete`."""
+        """Return the answer in the request, or an empty one. See `LLM.complete`."""
         if isinstance(request.answer, Exception):
             raise request.answer
         if request.answer is not None:

@@ -1,12 +1,12 @@
-"""Schemas that a provider can hold a model to: what is strict of a call, and what a strict answer means.
+"""Converts schemas to the strict form that providers can enforce, and converts strict answers back.
 
-A strict tool or output takes a part of JSON Schema alone: objects whose properties are all listed, arrays with items,
-choices, texts, numbers. OpenAI wants every property required, so one that may be left out becomes one that may be null;
-Anthropic takes it as it is.
+A strict tool or output supports only a part of JSON Schema: objects with all properties listed, arrays with items,
+choices, texts and numbers. OpenAI requires every property, so an optional property becomes nullable. Anthropic accepts
+optional properties.
 
-Holds: a schema that cannot be written this way stays as it is, and its tool is not strict; what a null stands for is
-read back by `without_forced_nulls`, whichever model wrote it.
-Does not: translate bounds, patterns and formats, which providers take differently.
+Holds: a schema that has no strict form stays unchanged, and its tool is not strict. `without_forced_nulls` converts the
+added nulls back, for every model.
+Does not: convert bounds, patterns and formats, because providers handle them differently.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from broker.contract import ToolSpec
 
 KEYWORDS = frozenset({"type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf"})
 NOTES = frozenset({"title", "default", "examples", "description", "$defs", "$schema"})
-"""Keywords that constrain nothing; of these only the description is sent."""
+"""Keywords that constrain nothing; only the description is sent."""
 LOCAL = "#/$defs/"
 DEPTH_LIMIT = 5
-"""OpenAI's; a reference is a step, too, so what refers to itself is too deep."""
+"""OpenAI's limit. A reference counts as a level, so a recursive schema is too deep."""
 PARTS_LIMIT = 500
-"""A schema with a few references to references could have any size when they are written out."""
+"""Limits the size after references are replaced; nested references can multiply it."""
 
 Schema = Mapping[str, Any]
 
 
 class _Inexpressible(Exception):
-    """A schema has a part that no provider holds a model to."""
+    """A part of a schema has no strict form."""
 
 
 def strict_schema(schema: Schema, *, optional_as_null: bool) -> dict[str, Any] | None:
-    """Return a schema of an object as a provider takes it for a strict tool or output; None if it cannot be written so.
+    """Return the strict form of an object schema for a tool or an output; None if it has none.
 
     Args:
-        optional_as_null: every property is required, and one that was not may be null.
+        optional_as_null: make every property required, and optional ones nullable.
     """
     text = _written(json.dumps(schema), optional_as_null)
     found: dict[str, Any] | None = None if text is None else json.loads(text)
@@ -46,10 +46,10 @@ def strict_schema(schema: Schema, *, optional_as_null: bool) -> dict[str, Any] |
 
 
 def strict_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any] | None]:
-    """Return for each tool the schema that Anthropic is sent with `strict`, or None where the tool is not strict.
+    """Return for each tool the schema that Anthropic gets with `strict`; None if the tool is not strict.
 
-    The sum over a request is limited: by https://platform.claude.com/docs/en/build-with-claude/structured-outputs to
-    20 tools, 24 optional properties and 16 that have several types.
+    A request has limits: 20 tools, 24 optional properties and 16 properties with several types, by
+    https://platform.claude.com/docs/en/build-with-claude/structured-outputs.
     """
     left = [20, 24, 16]
     found: list[dict[str, Any] | None] = []
@@ -65,10 +65,10 @@ def strict_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any] | None]:
 
 
 def without_forced_nulls(value: Any, schema: Schema) -> Any:
-    """Return the arguments that a model has given, without the nulls that stand for something left out.
+    """Return a model's arguments without the nulls that stand for omitted properties.
 
     Args:
-        schema: as the tool or the output has it, before `strict_schema`; it may be any JSON.
+        schema: the schema of the tool or output, before `strict_schema`; may be any JSON.
     """
     try:
         return _without_nulls(value, schema, schema, 0)
@@ -82,7 +82,8 @@ def _without_nulls(value: Any, schema: Any, root: Schema, depth: int) -> Any:
         return value
     if isinstance(value, list):
         return [_without_nulls(item, schema.get("items"), root, depth + 1) for item in value]
-    properties, required = schema.get("properties"), schema.get("required") or ()
+    properties = schema.get("properties")
+    required = schema.get("required") or ()
     if not isinstance(value, dict) or not isinstance(properties, Mapping):
         return value
     return {
@@ -104,7 +105,7 @@ def _written(text: str, optional_as_null: bool) -> str | None:
 
 
 class _Writer:
-    """Writes one schema; what a part refers to is written in its place."""
+    """Converts one schema. References are replaced by their targets."""
 
     def __init__(self, definitions: Schema, *, optional_as_null: bool) -> None:
         self._definitions = definitions
@@ -112,10 +113,10 @@ class _Writer:
         self._parts = 0
 
     def strict(self, schema: Any, depth: int) -> dict[str, Any]:
-        """Write a part.
+        """Convert a part.
 
         Raises:
-            _Inexpressible: it cannot be written, or the whole would be too deep or too large.
+            _Inexpressible: the part has no strict form, or the whole would be too deep or too large.
         """
         self._parts += 1
         if not isinstance(schema, Mapping) or depth > DEPTH_LIMIT or self._parts > PARTS_LIMIT:
@@ -138,7 +139,8 @@ class _Writer:
         return found | self._object(schema, depth) if "object" in types else found
 
     def _object(self, schema: Schema, depth: int) -> dict[str, Any]:
-        properties, required = schema.get("properties") or {}, schema.get("required") or ()
+        properties = schema.get("properties") or {}
+        required = schema.get("required") or ()
         if schema.get("additionalProperties", False) is not False or (depth and not properties):
             raise _Inexpressible
         written = {name: self.strict(part, depth + 1) for name, part in properties.items()}
@@ -163,18 +165,19 @@ def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _freedom(schema: Schema) -> tuple[int, int]:
-    """Return how many properties are optional, and how many parts have several types."""
+    """Return the number of optional properties and the number of parts with several types."""
     properties = schema.get("properties") or {}
     optional = len(properties) - len(schema.get("required") or ())
     several = int("anyOf" in schema or len(_types(schema)) > 1)
     for part in (*properties.values(), *schema.get("anyOf", ()), *filter(None, [schema.get("items")])):
         further = _freedom(part)
-        optional, several = optional + further[0], several + further[1]
+        optional = optional + further[0]
+        several = several + further[1]
     return optional, several
 
 
 def _meant(schema: Any, root: Schema) -> Any:
-    """Return what a reference within the schema stands for, and any other part as it is."""
+    """Return the target of a reference within the schema; return any other part unchanged."""
     for _ in range(DEPTH_LIMIT):
         ref = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(ref, str):
@@ -184,7 +187,7 @@ def _meant(schema: Any, root: Schema) -> Any:
 
 
 def _takes_null(schema: Any, root: Schema) -> bool:
-    """Say whether null is a value there, and not the lack of one; where that cannot be known, it is."""
+    """Return whether null is a valid value there, not a placeholder. True if unknown."""
     schema = _meant(schema, root)
     if not isinstance(schema, Mapping):
         return True

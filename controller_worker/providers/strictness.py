@@ -1,7 +1,7 @@
-"""Whether a client's calls hold the model to schemas, and what happens where the provider refuses that.
+"""Decides whether a client's calls use strict schemas, and falls back if the provider refuses them.
 
-Holds: a request that is refused for its form is sent once more without strict schemas; if that works, all later ones
-of the client are sent so. A call in a batch is never strict, because its refusal comes hours later.
+Holds: a request refused as invalid is sent once more without strict schemas. If that succeeds, all later requests of
+the client are not strict. A batched call is never strict, because its refusal comes hours later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Strict:
-    """What of one call is strict: its tools, and the schema of a reply in words; None for no such schema."""
+    """The strict parts of one call: its tools, and the schema of a text reply (None for none)."""
 
     tools: bool = False
     output: Mapping[str, Any] | None = None
@@ -32,10 +32,10 @@ LOOSE = Strict()
 
 
 class Strictness:
-    """Of the calls of one client."""
+    """The strictness of one client's calls."""
 
     def __init__(self, config: LLMConfig, *, is_known: bool) -> None:
-        """Read the settings; `is_known` says whether the table knows that the model takes strict schemas."""
+        """Read the settings; `is_known` means that the table lists the model as supporting strict schemas."""
         self._model = config.model
         self._tools = _is_wanted(config.strict_tools, is_known=is_known)
         chosen = config.completion_kwargs or {}
@@ -44,13 +44,13 @@ class Strictness:
         self._output = _is_wanted(config.structured_output, is_known=is_known) and not has_form
 
     def of(self, request: ModelRequest) -> Strict:
-        """Return what of a call is strict."""
+        """Return the strict parts of a call."""
         if request.carry is not None:
             return LOOSE
         return Strict(self._tools and bool(request.tools), request.output_schema if self._output else None)
 
     async def ask(self, request: ModelRequest, ask: Callable[[Strict], Awaitable[Answer]]) -> Answer:
-        """Ask strictly, if that is wanted; and otherwise if that is refused. Raises what `ask` does."""
+        """Call `ask` with strict schemas, if wanted, and without them if refused. Raises the same errors as `ask`."""
         strict = self.of(request)
         if strict == LOOSE:
             return await ask(strict)
@@ -60,7 +60,7 @@ class Strictness:
             refusal = error
         answer = await ask(LOOSE)
         self._tools = self._output = False
-        _log.warning("%s does not take strict schemas; they are not sent any more: %s", self._model, refusal)
+        _log.warning("%s does not accept strict schemas; they are no longer sent: %s", self._model, refusal)
         return answer
 
 

@@ -134,7 +134,7 @@ async def test_what_was_taken_back_cannot_be_bought(server: RunningModelServer) 
 
 
 def test_a_model_without_a_batch_api_is_refused() -> None:
-    with pytest.raises(LLMConfigError, match="cannot be asked in batches"):
+    with pytest.raises(LLMConfigError, match="cannot batch calls"):
         create_llm(LLMConfig(model="gemini/gemini-2.5-pro", batch=True, api_key="k"), SystemClock())  # type: ignore[arg-type]
 
 

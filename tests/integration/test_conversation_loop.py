@@ -277,7 +277,7 @@ async def test_a_recollection_that_has_missed_an_event_says_so(hands: Hands) -> 
     await hands.begin()
     recollection = Recollection(hands.log, CID)
     await recollection.prompt(1, *SHOW_ALL)
-    with pytest.raises(AssertionError, match="remembers 1, asked for 2"):
+    with pytest.raises(AssertionError, match="has events up to 1, not 2"):
         await recollection.prompt(2, *SHOW_ALL)
 
 

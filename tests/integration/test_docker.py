@@ -234,7 +234,7 @@ def test_an_engine_that_does_not_answer_is_named(tmp_path: Path) -> None:
 def test_the_first_image_has_to_be_a_name() -> None:
     reason = DockerSandbox(Containers(("team/*", "x"))).reason_unavailable()
     assert reason is not None
-    assert "the first of DECKHANDS_DOCKER_IMAGES has to be the name of an image, and 'team/*' is none" in reason
+    assert "the first of DECKHANDS_DOCKER_IMAGES must be the name of an image; 'team/*' is not" in reason
 
 
 async def test_cells_run_in_a_container_whose_image_has_a_kernel(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ import pytest
 
 from broker.runtime.clock import SystemClock
 from controller_worker.model.registry import create_llm
+from controller_worker.providers.anthropic_backend import SdkTransport
 from controller_worker.providers.config import LLMConfig
 from controller_worker.providers.errors import BadRequestError, LLMConfigError
 from controller_worker.providers.llm import Completion, ModelRequest, Usage
 from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
 from controller_worker.providers.wires.raw_client import connections, timeouts
-from controller_worker.providers.wires.sdk_transport import SdkTransport
 from tests.integration.llm_requests import HISTORY, TOOL, answer
 from tests.model_server.running_server import RunningModelServer
 
@@ -118,7 +118,7 @@ async def test_what_a_model_does_not_take_is_dropped_aloud(
         body = await sent(server, model="claude-sonnet-5", temperature=0.5, seed=1)
     assert not {"temperature", "seed"} & set(body)
     assert [record.getMessage() for record in caplog.records] == [
-        "The model claude-sonnet-5 does not take seed, temperature; it is not sent."
+        "The model claude-sonnet-5 does not support seed, temperature; it is not sent."
     ]
 
 

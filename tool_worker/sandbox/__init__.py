@@ -1,4 +1,4 @@
-"""Sandboxes around workspace hosts, their self-test, and the proxy for network access.
+"""Sandboxes for workspace hosts, their self-test, and the proxy for network access.
 
 Start with: sandbox.
 """

@@ -2,7 +2,7 @@ from .bwrap import WRAPPER_COMMAND as WRAPPER_COMMAND, BubblewrapSandbox as Bubb
 from .choice import AUTO as AUTO, CAPABILITIES as CAPABILITIES, named_sandbox as named_sandbox, sandboxes as sandboxes
 from .control_groups import ControlGroups as ControlGroups, GroupLimits as GroupLimits
 from .docker import Containers as Containers, DockerSandbox as DockerSandbox, is_image_name as is_image_name
-from .egress.descriptors import CONTROL_FD as CONTROL_FD, EGRESS_LISTENER_FD as EGRESS_LISTENER_FD
+from .egress import CONTROL_FD as CONTROL_FD, EGRESS_LISTENER_FD as EGRESS_LISTENER_FD
 from .none import NoSandbox as NoSandbox, temporary_directory as temporary_directory
 from .sandbox import HOST_CODE as HOST_CODE, HOST_ID_VARIABLE as HOST_ID_VARIABLE, PACKAGE_ROOT as PACKAGE_ROOT
 from .sandbox import SYSTEM_PATH as SYSTEM_PATH, Enclosure as Enclosure, HostDescriptors as HostDescriptors

@@ -1,14 +1,14 @@
 """The bubblewrap sandbox: separate namespaces for users, processes, files, IPC, host name and network.
 
 Holds:
-    - What can be written is the workspace, its home and its /tmp (its own directories, or bounded file systems in
-      memory), and /dev/shm in memory.
-    - All processes end with the first one, which is the host, and none of them can end, stop or trace it.
-    - No program in it has a capability or can gain one, and its environment is what it is given.
-    - System calls that change the machine are refused (see `seccomp`), and a host adds the kernel's own list of what
-      may be written (see `host/hardening`).
+    - Programs can write only to the workspace, its home and its /tmp (directories of its own, or bounded file systems
+      in memory), and to /dev/shm in memory.
+    - All processes end with the first one, which is the host. No other process can end, stop or trace it.
+    - No program has a capability or can gain one. The environment contains only given variables.
+    - System calls that change the machine are refused (see `seccomp`). The host also restricts writes with the
+      kernel's own rules (see `host/hardening`).
 Does not:
-    - Bound memory and CPU.
+    - Limit memory and CPU.
     - Keep a program with network access from the machine's own ports.
 """
 
@@ -40,14 +40,14 @@ from tool_worker.sandbox.system_files import COPIED, HOME, HOST_NAME, OF_NETWORK
 
 TEMPORARY = ("/tmp", HOME)  # noqa: S108  (these are mounts inside the sandbox)
 WRAPPER_COMMAND = "bwrap"
-"""The command name of the process outside the namespaces, which waits for the first one inside."""
+"""The command name of the process outside the namespaces. It waits for the first process inside."""
 TRIAL_LIMIT_SECONDS = 10.0
 
-# Written by root's user id without any capability, these change the whole machine; bubblewrap 0.8 covers them only
-# for users to whom the directory itself looks writable.
+# These change the whole machine if root's user id writes to them, even without any capability. bubblewrap 0.8 covers
+# them only for users who appear able to write to the directory.
 DANGEROUS_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
 
-# These show the whole machine to everybody; the second tuple, to root's user id without any capability.
+# These show the whole machine to every user; those in the second tuple, to root's user id without any capability.
 SHARED_PROC = ("timer_list", "sched_debug")
 SHARED_PROC_OF_ROOT = ("kpagecount", "kpageflags", "kpagecgroup", "slabinfo", "vmallocinfo", "pagetypeinfo")
 
@@ -56,7 +56,7 @@ class BubblewrapSandbox:
     """Runs programs under `bwrap`; a `Sandbox`.
 
     Args:
-        files: Directory, made if need be, for the files that stand in for the machine's /etc.
+        files: Directory, created if missing, for the files that replace the machine's /etc.
     """
 
     name = "bwrap"
@@ -89,7 +89,7 @@ class BubblewrapSandbox:
         return {
             **PLAIN_TERMINAL,
             **OWN_PACKAGES,
-            # Ours comes last: a system without Python lends the host's, but does not let it hide its own.
+            # Ours comes last: a system without Python gets the host's, which must not hide the system's own.
             "PATH": f"{HOME}/{OWN_PROGRAMS}:{SYSTEM_PATH}:{Path(interpreter()).parent}",
             "HOME": HOME,
             "USER": "agent",
@@ -106,7 +106,8 @@ class BubblewrapSandbox:
 
     def writable(self, enclosure: Enclosure) -> Sequence[str]:
         """See `Sandbox.writable`."""
-        # Nothing in /proc: what a program writes there could have the host killed in its place when memory is short.
+        # Not /proc: by writing there, a program could make the kernel kill the host instead of itself when memory is
+        # short.
         return [enclosure.mount_at, *TEMPORARY, "/dev"]
 
     def options(self, enclosure: Enclosure) -> Sequence[str]:
@@ -136,7 +137,7 @@ class BubblewrapSandbox:
 
     def _etc(self, enclosure: Enclosure) -> Iterator[str]:
         copy = self._etc_copies.current()
-        # One mount, unless something else is there: in a mount that cannot be written there is no making another.
+        # One mount, unless other mounts lie below: no mount point can be created in a read-only mount.
         is_shared = any(path.is_relative_to("/etc") for path in (Path(enclosure.mount_at), *enclosure.read_only))
         for name in OWN if is_shared else ("",):
             yield from ("--ro-bind", str(copy / name), str(Path("/etc", name)))
@@ -152,7 +153,7 @@ def _filtered(descriptor: int) -> tuple[str, ...]:
 
 @functools.cache
 def _executable() -> str:
-    """Return where bwrap is: the system's, or the one of a package beside our Python."""
+    """Return the path of bwrap: the system's, or that of a package installed with our Python."""
     beside_python = Path(sys.executable).parent
     return shutil.which("bwrap", path=f"{SYSTEM_PATH}:{beside_python}") or "/usr/bin/bwrap"
 
@@ -194,10 +195,10 @@ def _temporary(executable: str, enclosure: Enclosure) -> Iterator[str]:
 
 
 def _has_mounts_below(directory: str, enclosure: Enclosure) -> bool:
-    """Say whether something is mounted below a directory, which then must not be one that agents have written to.
+    """Return whether anything is mounted below a directory, which agents then must not have written to.
 
-    bwrap makes mount points before the old root is gone. A link that an agent has left in place of a directory on
-    the way there would lead it out.
+    bwrap creates mount points before it leaves the old root. A link left by an agent in place of a directory on the way
+    would redirect it to the outside.
     """
     targets = map(PurePosixPath, map(str, (enclosure.mount_at, *interpreter_prefixes(), *enclosure.read_only)))
     return any(target.is_relative_to(directory) for target in targets)
@@ -213,19 +214,19 @@ def _binds(enclosure: Enclosure) -> Iterator[str]:
     ]
     for path in _readable(enclosure):
         binds += [(PurePosixPath(path), "--ro-bind", path)]
-        # Mounts as well: nobody inside can move a mount point away, and put a link in its place for later sandboxes.
+        # These are mounted too, so that programs cannot replace a mount point by a link for later sandboxes.
         binds += [(PurePosixPath(way), "--bind", way) for way in _own_parts(enclosure, path)[1:]]
     for target, option, source in sorted(dict.fromkeys(binds), key=_depth):
         yield from (option, str(source), str(target))
 
 
 def _depth(bind: tuple[PurePosixPath, str, Path]) -> tuple[int, bool]:
-    """Order mounts: outer ones first, and at one place the one that cannot be written last."""
+    """Sort key of mounts: outer ones first, and for the same path the read-only one last."""
     return len(bind[0].parts), bind[1] != "--bind"
 
 
 def _readable(enclosure: Enclosure) -> Iterator[Path]:
-    """Yield what can be read besides the system, without what is reached by a link that an agent may have made."""
+    """Yield the readable paths besides the system, without those behind a link that an agent may have created."""
     for path in dict.fromkeys((*interpreter_prefixes(), *enclosure.read_only)):
         if path.is_relative_to("/usr"):
             continue
@@ -234,7 +235,7 @@ def _readable(enclosure: Enclosure) -> Iterator[Path]:
 
 
 def _own_parts(enclosure: Enclosure, path: Path) -> Sequence[Path]:
-    """Return a path and the directories on the way to it, as far as they are inside a workspace."""
+    """Return a path and its parent directories, as far as they lie inside a workspace."""
     if enclosure.mount_at != str(enclosure.workspace):
         return ()
     parts = (path, *path.parents)

@@ -1,6 +1,6 @@
-"""Which sandboxes there are, and which one a node uses.
+"""Lists the sandboxes and chooses one for a node.
 
-Holds: nothing falls back to running without a sandbox; that happens only where somebody asks for `none`.
+Holds: programs run without a sandbox only if `none` is configured; there is no fallback to it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ def sandboxes(files: Path, containers: Containers | None = None) -> dict[str, Sa
 
     Args:
         files: Directory in which they may keep their files.
-        containers: What the operator says of them.
+        containers: The operator's settings for containers.
     """
     in_order: list[Sandbox] = [BubblewrapSandbox(files), DockerSandbox(containers or Containers()), NoSandbox()]
     return {sandbox.name: sandbox for sandbox in in_order}
 
 
 def best_sandbox(files: Path, containers: Containers | None = None) -> Sandbox:
-    """Return the first sandbox that works on this machine and keeps programs from it.
+    """Return the first sandbox that works on this machine and confines programs.
 
     Raises:
-        SandboxUnavailable: none does.
+        SandboxUnavailable: no sandbox works.
     """
     reasons = []
     for sandbox in sandboxes(files, containers).values():
@@ -53,7 +53,7 @@ def named_sandbox(name: str, files: Path, containers: Containers | None = None) 
     """Return the sandbox with this name; `auto` is the best one.
 
     Raises:
-        SandboxUnavailable: there is none with this name, or it does not work on this machine.
+        SandboxUnavailable: no sandbox has this name, or it does not work on this machine.
     """
     if name == AUTO:
         return best_sandbox(files, containers)

@@ -1,10 +1,10 @@
-"""Bounds for all programs of a workspace together, kept by the kernel's control groups where we may make some.
+"""Resource limits for all programs of a workspace together, through the kernel's control groups where available.
 
-Version 2 where its controllers are given to us (systemd: `Delegate=memory pids` and a separate group), else version
-1. Only these bound memory, and the number of processes of root.
+Version 2 is used if its controllers are delegated to us (systemd: `Delegate=memory pids` and a separate group), else
+version 1. Only control groups limit total memory, and the number of processes of root.
 
-Holds: a workspace that takes too much loses one of its programs (status 137); the host and other workspaces stay.
-Does not: exist where nobody gives us a group; `ControlGroups.find` says why, and `doctor` prints it.
+Holds: a workspace that exceeds its memory loses one of its programs (status 137). The host and other workspaces stay.
+Does not: exist without a delegated group. `ControlGroups.find` returns the reason, and `doctor` prints it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 PREFIX = "deckhands-"
 TRIAL_PREFIX = "deckhands.trial-"
-"""Another one, so that nobody takes a trial away."""
+"""A separate prefix, so that the cleanup of other groups leaves trials alone."""
 FILL_ATTEMPTS = 100
 CONTROLLERS = ("memory", "pids")
 
@@ -29,11 +29,11 @@ _SWAP_FILES = (("memory.swap.max", "0"), ("memory.oom.group", "0"))
 
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
-    """Bounds for one workspace; None: none.
+    """Limits for one workspace. None means no limit.
 
     Attributes:
-        memory_bytes: of all its programs together, files in its temporary directories included.
-        processes: threads count as well.
+        memory_bytes: total of all its programs, including files in its temporary directories.
+        processes: including threads.
     """
 
     memory_bytes: int | None = None
@@ -42,10 +42,10 @@ class GroupLimits:
 
 @dataclass(frozen=True, slots=True)
 class ControlGroups:
-    """Where groups can be made: one directory in version 2, one for each controller in version 1.
+    """The place where groups can be created: one directory in version 2, one per controller in version 1.
 
     Attributes:
-        parents: The directories, without repetition.
+        parents: The directories, without duplicates.
         version: 1 or 2.
     """
 
@@ -54,7 +54,7 @@ class ControlGroups:
 
     @classmethod
     def find(cls, root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> ControlGroups | str:
-        """Return where we can make groups with both controllers, or the reason why we cannot."""
+        """Return the place where groups with both controllers can be created, or the reason why there is none."""
         try:
             lines = [line.split(":", 2) for line in own.read_text().splitlines()]
         except OSError as error:
@@ -75,12 +75,13 @@ class ControlGroups:
         return "; ".join(dict.fromkeys(reasons)) or "there are no control groups here"
 
     def enclose(self, host_id: str, pids: Iterable[int], limits: GroupLimits) -> None:
-        """Put processes, and whatever they start from now on, into the group of a workspace. Idempotent.
+        """Move processes, and all that they start later, into the group of a workspace. Idempotent.
 
-        Blocks for ten milliseconds or so, in which the kernel waits for its processors; not for those that are in it.
+        Blocks for about 10 ms while the kernel synchronizes its processors; less if the processes are already in the
+        group.
 
         Raises:
-            OSError: the kernel refuses a bound or a process.
+            OSError: the kernel refuses a limit or a process.
         """
         pids = [pid for pid in pids if not self._has(host_id, pid)]
         for parent in self.parents if pids else ():
@@ -90,7 +91,7 @@ class ControlGroups:
                     _fill(group, pids, limits)
                     break
                 except OSError as error:
-                    # Another worker of this machine may take it away for as long as nothing runs in it.
+                    # Another worker on this machine may remove the group while nothing runs in it.
                     if not left or error.errno not in (errno.ENOENT, errno.ENODEV):
                         raise
 
@@ -102,10 +103,10 @@ class ControlGroups:
         return groups.count(f"/{PREFIX}{host_id}\n") == len(self.parents)
 
     def drop_empty(self) -> None:
-        """Take away the groups in which nothing runs any more."""
+        """Remove groups without running processes."""
         for parent in self.parents:
             for group in parent.glob(f"{PREFIX}*"):
-                with suppress(OSError):  # somebody lives in it
+                with suppress(OSError):  # a process still runs in it
                     group.rmdir()
 
 
@@ -124,7 +125,7 @@ def _fill(group: Path, pids: Iterable[int], limits: GroupLimits) -> None:
 
 
 def _refusal(parent: Path, control: str | None) -> str | None:
-    """Say why no bounded group can be made in a directory, after having made one."""
+    """Create a trial group in a directory. Return the reason if that fails."""
     trial = parent / f"{TRIAL_PREFIX}{os.getpid()}-{threading.get_ident()}"
     try:
         if control is not None:
@@ -137,5 +138,5 @@ def _refusal(parent: Path, control: str | None) -> str | None:
         (trial / "cgroup.procs").read_text()
         trial.rmdir()
     except OSError as error:
-        return f"no group can be made in {parent}: {error.strerror}"
+        return f"cannot create a group in {parent}: {error.strerror}"
     return None

@@ -1,13 +1,13 @@
-"""The docker sandbox: a container for each workspace, by the engine of this machine and its command line.
+"""The docker sandbox: one container per workspace, through this machine's engine and its command line.
 
-Nothing is inherited by what an engine starts. So a host comes to its descriptors by a socket that is mounted as its
-`ENTRANCE`, answers one caller, and leads nowhere afterwards (see `launch/descriptor_handover`).
+A process started by an engine inherits no descriptors from us. The host gets its descriptors through a socket, which
+is mounted as its `ENTRANCE`, answers one caller and is then useless (see `launch/descriptor_handover`).
 
 Holds:
-    - A container has no network unless one was asked for, no capability and no way to gain one, a read-only
-      root, bounds for memory, processes and CPU, and runs as the owner of its workspace, who is not root.
-    - Its labels name its workspace; by them it is found and removed when its host is gone.
-Does not: fetch images, or keep out who can talk to the engine, which is root's equal.
+    - A container has no network unless one was requested, no capability and no way to gain one. It has a read-only
+      root and limits for memory, processes and CPU. It runs as the owner of its workspace, who is not root.
+    - Its labels name its workspace. Through them it is found, and removed when its host is gone.
+Does not: fetch images. Does not protect against users who can reach the engine, which amounts to being root.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HOME = "/home/agent"
 HOST_NAME = "workspace"
 ENTRANCE = "/run/deckhands/entrance"
 ROOTS_STAND_IN = 1000
-"""Who owns the directories that we make while we are root."""
+"""The owner of directories created while running as root."""
 LIMIT_SECONDS = 60.0
 LABEL = "deckhands"
 
@@ -48,21 +48,21 @@ _HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0
 _IMAGE_NAME = re.compile(
     rf"(?:{_HOST}(?::[0-9]+)?/)?{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(?:@sha(?:256:[0-9a-f]{{64}}|512:[0-9a-f]{{128}}))?"
 )
-"""As the engine's grammar of references has it."""
+"""Follows the engine's grammar of image references."""
 _NAME_LIMIT = 255
 
-# A container's first process keeps the environment of its image where all in it can read it; this one gives it up.
+# The first process of a container exposes its image's environment to all others in it; this one clears it.
 _WITHOUT_ENVIRONMENT = "import os,sys; os.execve(sys.executable, [sys.executable, *sys.argv[1:]], {})"
 
 
 @dataclass(frozen=True, slots=True)
 class Containers:
-    """What the operator says of containers.
+    """The operator's settings for containers.
 
     Attributes:
-        images: patterns of those that may be used; the first one is used where none is asked for.
-        engine: address of the engine, `unix://…`; empty: the usual one.
-        cpus: how many a container may keep busy; None: all.
+        images: patterns of allowed images; the first one is the default image.
+        engine: address of the engine, `unix://…`; empty: the default one.
+        cpus: the number of CPUs that a container may use; None: all.
     """
 
     images: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class Containers:
         """Return the image to use.
 
         Raises:
-            WorkspaceRefused: this one may not be used.
+            WorkspaceRefused: this one is not allowed.
         """
         image = image or next(iter(self.images), "")
         if image and not is_image_name(image):
@@ -86,7 +86,7 @@ class Containers:
 
 
 def is_image_name(text: str) -> bool:
-    """Say whether the engine would take this for the name of an image, and for nothing else."""
+    """Return whether the engine would read this as the name of an image, and as nothing else."""
     return len(text) <= _NAME_LIMIT and _IMAGE_NAME.fullmatch(text) is not None
 
 
@@ -97,7 +97,7 @@ class DockerSandbox:
     code_root = "/run/deckhands"
     capabilities = Capabilities(confines_programs=True, inherits_descriptors=False, runs_images=True)
     reach = "their own workspace and container; where a conversation was given the network, that of the engine's bridge"
-    system_call_filter = b""  # the engine brings its own; a host adds ours (see `host/descriptor_receiver`)
+    system_call_filter = b""  # the engine brings its own; the host adds ours (see `host/descriptor_receiver`)
 
     def __init__(self, containers: Containers) -> None:
         self._containers = containers
@@ -108,7 +108,7 @@ class DockerSandbox:
             return "no image is named (DECKHANDS_DOCKER_IMAGES)"
         image = self._containers.images[0]
         if not is_image_name(image):
-            return f"the first of DECKHANDS_DOCKER_IMAGES has to be the name of an image, and {image!r} is none"
+            return f"the first of DECKHANDS_DOCKER_IMAGES must be the name of an image; {image!r} is not"
         try:
             self._ask("version", "--format", "{{.Server.Version}}")
             if not self._ask("image", "ls", "--quiet", image).strip():
@@ -129,7 +129,7 @@ class DockerSandbox:
         }
 
     def keeps_home(self, enclosure: Enclosure) -> bool:
-        """See `Sandbox.keeps_home`: only its own user could write there, or remove what it has written."""
+        """See `Sandbox.keeps_home`. Only the container's user could write there or remove its files."""
         owner = enclosure.workspace.stat().st_uid
         return os.geteuid() in (0, owner)
 
@@ -168,7 +168,7 @@ class DockerSandbox:
         self._remove(f"{LABEL}.host={host_id}", lambda _: True)
 
     def remove_dead(self, root: Path, is_alive: Callable[[str], bool]) -> None:
-        """Remove the containers of a node's root whose conversation, by its id, has no living host."""
+        """Remove the containers below a node's root whose conversation has no living host."""
         self._remove(f"{LABEL}.root={root}", lambda conversation_id: not is_alive(conversation_id))
 
     def _remove(self, label: str, is_wanted: Callable[[str], bool]) -> None:
@@ -180,9 +180,9 @@ class DockerSandbox:
             if victims:
                 self._ask("rm", "--force", *victims)
         except (OSError, subprocess.SubprocessError) as error:
-            # One that removes itself at the same time is what we want.
+            # A container that removes itself meanwhile is fine.
             if "is already in progress" not in (text := _reason(error)) and "No such container" not in text:
-                raise SandboxUnavailable(f"Containers cannot be removed: {text}") from error
+                raise SandboxUnavailable(f"Cannot remove containers: {text}") from error
 
     def _ask(self, *arguments: str) -> str:
         asked = [*self._engine(), *arguments]
@@ -206,7 +206,7 @@ class DockerSandbox:
             yield from ("--pids-limit", str(limits.processes))
         if self._containers.cpus is not None:
             yield from ("--cpus", f"{self._containers.cpus:g}")
-        yield from ("--tmpfs", "/sys:ro")  # the machine's devices, and in it those of its groups
+        yield from ("--tmpfs", "/sys:ro")  # the machine's devices, including those accessible to its groups
         size = f"rw,exec,nosuid,nodev,size={enclosure.temporary_bytes}"
         kept = {"/tmp": enclosure.temporary, HOME: enclosure.home}  # noqa: S108  (inside the container)
         modes = {"/tmp": "mode=1777", HOME: f"uid={user},gid={group},mode=700"}  # noqa: S108
@@ -234,7 +234,7 @@ def _mounts(enclosure: Enclosure) -> Iterator[str]:
 
 
 def _mount(source: Path, target: str, *, is_writable: bool = False) -> tuple[str, str]:
-    # The engine reads the option as a line of comma-separated values.
+    # The engine parses the option as comma-separated values.
     if set(f"{source}{target}") & set(',"\r\n'):
         raise WorkspaceRefused(
             f"{str(source)!r} cannot be mounted in a container.", remedy="Use a path without commas and quotes."
@@ -248,7 +248,7 @@ def _labels(enclosure: Enclosure) -> Iterator[str]:
 
 
 def _owner(enclosure: Enclosure) -> tuple[int, int]:
-    """Return the user as whom a container runs: the owner of its directory, of which we give away what is ours."""
+    """Return the user that a container runs as: the owner of its directory. Give the directory away if it is ours."""
     directory = enclosure.workspace
     found = directory.stat()
     if found.st_uid != 0:
@@ -263,12 +263,13 @@ def _owner(enclosure: Enclosure) -> tuple[int, int]:
 
 
 def _give(directory: Path, user: int, group: int) -> None:
-    """Give a directory of ours, and what is in it, to a user, unless it is theirs."""
+    """Change the owner of a directory of ours and its content to a user, unless it is theirs."""
     found = directory.stat()
     if (found.st_uid, found.st_gid) == (user, group) or os.geteuid() != 0:
         return
-    for folder, folders, files in os.walk(directory, topdown=False):  # the top last: its owner says that all is given
-        for name in (*folders, *files):  # among the folders are links to folders
+    # the top last, because its owner marks the change as complete
+    for folder, folders, files in os.walk(directory, topdown=False):
+        for name in (*folders, *files):  # folders include links to folders
             os.chown(Path(folder, name), user, group, follow_symlinks=False)
         os.chown(folder, user, group, follow_symlinks=False)
 

@@ -1,8 +1,9 @@
-"""No sandbox: programs run as the tool worker's user, with all that this user can reach.
+"""No sandbox: programs run as the tool worker's user, with all its permissions.
 
-Holds: it is used only where somebody asked for it by name; orphans of a dead host are found by a mark in their
-environment and killed; `TMPDIR` names a directory that goes with the host.
-Does not: protect anything, the host's own journal and socket included, or find an orphan that dropped its environment.
+Holds: it is used only if configured by name. Orphans of a dead host are found by a mark in their environment and
+killed. `TMPDIR` names a directory that is removed with the host.
+Does not: protect anything, including the host's own journal and socket. Does not find an orphan that dropped its
+environment.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from tool_worker.sandbox.sandbox import (
 )
 
 DEATH_LIMIT_SECONDS = 5.0
-"""How long to wait for one that was killed."""
+"""The longest wait for a killed process."""
 
 
 def temporary_directory(host_id: str) -> Path:
-    """Return where programs of a host have their temporary files: short, because sockets are among them."""
+    """Return the directory for a host's temporary files. The path is short, because they include sockets."""
     return Path(tempfile.gettempdir(), f"deckhands-{host_id[:16]}")
 
 
 class NoSandbox:
-    """Runs programs as they are; a `Sandbox`."""
+    """Runs programs without confinement; a `Sandbox`."""
 
     name = "none"
     code_root = str(PACKAGE_ROOT)
@@ -92,7 +93,7 @@ class NoSandbox:
         with ExitStack() as closing:
             killed = []
             for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208  (a glob fails when one of them ends)
-                # Processes of others, and those that have just ended, cannot be read.
+                # Processes of other users, and processes that just ended, cannot be read.
                 with suppress(OSError):
                     if mark in Path("/proc", name, "environ").read_bytes().split(b"\0"):
                         killed.append(os.pidfd_open(int(name)))

@@ -1,8 +1,9 @@
-"""Attempts to get out of a sandbox, run inside it: `python -I -S probes.py '{"canary": …, "outside": …, "port": …}'`.
+"""Probes that try to escape from a sandbox, run inside it.
 
-Each probe returns what it reached, or None. On standard output: a JSON object of probe name to that.
+Usage: `python -I -S probes.py '{"canary": …, "outside": …, "port": …}'`. Each probe returns the thing it reached, or
+None. Standard output is a JSON object of these results by probe name.
 
-Holds: a probe that succeeds reads, or opens for writing and writes nothing; the machine is as before.
+Holds: a successful probe only reads, or opens for writing without writing. The machine stays unchanged.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ def read_password_hashes(_: dict[str, str]) -> str | None:
 
 
 def read_environments(settings: dict[str, str]) -> str | None:
-    """Find the environment of a process outside, by a value that only it has."""
+    """Find the environment of an outside process by its unique value."""
     canary = settings["canary"].encode()
     return next((str(path) for path, content in _in_proc("environ") if canary in content), None)
 
 
 def read_first_environment(_: dict[str, str]) -> str | None:
-    """Read the environment of the first process, which may hold what the tool worker was started with."""
+    """Read the environment of the first process, which may contain the tool worker's."""
     return next((content.decode("utf-8", "replace") for content in _contents(Path("/proc/1/environ"))), None)
 
 
 def see_processes(settings: dict[str, str]) -> str | None:
-    """See a process outside, by an argument that only it has."""
+    """Find an outside process by its unique argument."""
     argument = settings["argument"].encode()
     return next((str(path) for path, content in _in_proc("cmdline") if argument in content.split(b"\0")), None)
 
@@ -44,18 +45,18 @@ def write_outside(settings: dict[str, str]) -> str | None:
 
 
 def write_system(_: dict[str, str]) -> str | None:
-    """Open a file for writing in a directory of the system."""
+    """Open a file for writing in a system directory."""
     return next((path for path in ("/usr", "/etc", "/usr/bin") if os.access(path, os.W_OK)), None)
 
 
 def change_kernel(_: dict[str, str]) -> str | None:
-    """Open a kernel setting for writing that would run a program outside."""
+    """Open a kernel setting for writing that could start a program outside."""
     paths = ("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/sysrq-trigger")
     return next((path for path in paths if _can_open(path, os.O_WRONLY)), None)
 
 
 def connect_to_machine(settings: dict[str, str]) -> str | None:
-    """Connect to a port on which the machine listens on its loopback."""
+    """Connect to a port on the machine's loopback interface."""
     try:
         socket.create_connection(("127.0.0.1", int(settings["port"])), timeout=2).close()
     except OSError:
@@ -64,7 +65,7 @@ def connect_to_machine(settings: dict[str, str]) -> str | None:
 
 
 def gain_capability(_: dict[str, str]) -> str | None:
-    """Have a capability, or the right to gain one."""
+    """Find a capability, or the permission to gain one."""
     lines = Path("/proc/self/status").read_text().splitlines()
     status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
     held = [name for name in ("CapEff", "CapPrm", "CapBnd") if int(status[name], 16)]
@@ -90,7 +91,7 @@ def _in_proc(name: str) -> Iterator[tuple[Path, bytes]]:
 
 
 def _contents(path: Path) -> Iterator[bytes]:
-    """Yield the content of a file that can be read and is not empty."""
+    """Yield the content of a file that is readable and not empty."""
     with suppress(OSError):
         if content := path.read_bytes():
             yield content

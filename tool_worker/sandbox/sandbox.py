@@ -1,7 +1,7 @@
-"""What a sandbox is: it turns a program into the command that runs it confined.
+"""The interface of a sandbox: it turns a program into the command that runs it confined.
 
-Holds: the program runs as Python's own interpreter, on the code in `code_root`; it gets only the environment and the
-descriptors that it is given.
+Holds: the program is Python's own interpreter running the code in `code_root`. It gets only the given environment and
+descriptors.
 Does not: start anything; `host_launch` does.
 """
 
@@ -22,12 +22,12 @@ HOST_ID_VARIABLE = "DECKHANDS_HOST_ID"
 """In the environment of every shell: identifies processes that outlive their host."""
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# Keeps programs from waiting for a key in a pager and from drawing on a screen that nobody sees.
+# Keep programs from waiting for a key in a pager and from drawing on an invisible screen.
 PLAIN_TERMINAL = {"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "MANPAGER": "cat", "LANG": "C.UTF-8"}
 
 OWN_PROGRAMS = ".local/bin"
-"""Where pip puts the commands of packages, below the home."""
-# There is nothing that packages of the agent could break: the system's own directories are read-only.
+"""The directory below the home where pip installs commands."""
+# Safe, because the agent's packages cannot break the system: its directories are read-only.
 OWN_PACKAGES = {"PIP_BREAK_SYSTEM_PACKAGES": "1"}
 
 TEMPORARY_LIMIT_BYTES = 2 * 2**30
@@ -35,14 +35,13 @@ TEMPORARY_LIMIT_BYTES = 2 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimits:
-    """Limits for the shell of a workspace and everything it starts; None: no limit of ours.
+    """Limits for the shell of a workspace and all that it starts. None means no limit of ours.
 
     Attributes:
-        processes: at once. Without control groups the kernel exempts the machine's root from it.
-        open_files: of one process.
-        file_bytes: size of a file that is written.
-        memory_bytes: of all of them together where there are control groups, else of each process; half of the
-            machine's if nobody says otherwise.
+        processes: at the same time. Without control groups, the kernel exempts the machine's root.
+        open_files: per process.
+        file_bytes: maximum size of a written file.
+        memory_bytes: total of all programs with control groups, else per process; by default half of the machine's.
     """
 
     processes: int | None = 4096
@@ -54,16 +53,16 @@ class ResourceLimits:
 
     @property
     def temporary_bytes(self) -> int:
-        """Bound of a temporary directory: all of them are in memory, and full ones must leave room for programs."""
+        """Limit of a temporary directory. All of them are in memory, and full ones must leave room for programs."""
         return min(TEMPORARY_LIMIT_BYTES, (self.memory_bytes or 8 * TEMPORARY_LIMIT_BYTES) // 8)
 
     def by_name(self, *, are_processes_counted_apart: bool, is_memory_bounded: bool = True) -> dict[str, int]:
         """Return the limits by the kernel's names; core dumps are always off.
 
         Args:
-            are_processes_counted_apart: Whether the kernel counts only what runs in the sandbox. Otherwise it would
-                count everything of the same user, on the whole machine.
-            is_memory_bounded: Whether the memory of all programs together is bounded otherwise, or need not be.
+            are_processes_counted_apart: Whether the kernel counts only the sandbox's processes. Otherwise it counts all
+                processes of the same user on the whole machine.
+            is_memory_bounded: Whether the memory of all programs together is limited elsewhere, or needs no limit.
         """
         limits = {
             "RLIMIT_CORE": 0,
@@ -77,20 +76,20 @@ class ResourceLimits:
 
 @dataclass(frozen=True, slots=True)
 class Enclosure:
-    """What a confined program sees of the machine besides the system itself.
+    """The part of the machine that a confined program can access, besides the system itself.
 
     Attributes:
-        workspace: the one directory that it may change.
-        mount_at: the path at which it finds the workspace.
-        has_network: whether it shares the machine's network; otherwise it has a private loopback and nothing else.
-        read_only: further directories and files that it may read.
-        temporary_bytes: bound of each of its directories in memory.
-        home, temporary: the directories that are its home and its /tmp; None: directories in memory.
-        is_own: whether the workspace is a directory of ours, and not of the user's.
-        image, labels, limits, entrance: of a container: which one, its marks, its bounds, and the socket at which its
-            host gets its descriptors.
+        workspace: the only directory that it may change.
+        mount_at: the path of the workspace inside the sandbox.
+        has_network: whether it shares the machine's network; otherwise it has only a private loopback interface.
+        read_only: additional readable directories and files.
+        temporary_bytes: limit of each of its directories in memory.
+        home, temporary: the directories for its home and its /tmp; None: directories in memory.
+        is_own: whether the workspace is a directory of ours, not of the user's.
+        image, labels, limits, entrance: of a container: its image, its labels, its limits, and the socket through which
+            its host gets its descriptors.
         environment_names: variables that a container takes over from the process that starts it.
-        ends_with_starter: whether it is killed, with all it started, when the thread that started it ends.
+        ends_with_starter: whether the program and all its processes are killed when the thread that started it ends.
     """
 
     workspace: Path
@@ -111,12 +110,12 @@ class Enclosure:
 
 @dataclass(frozen=True, slots=True)
 class HostDescriptors:
-    """Descriptors that are open in the command line of a host. A sandbox that confines nothing uses none of them.
+    """Descriptors that are open in the command line of a host. A sandbox without confinement uses none of them.
 
     Attributes:
-        pid: the sandbox writes `{"child-pid": …}` to it, naming the process whose death ends all others.
-        options: holds the options, each followed by a NUL; on the command line everybody inside could read them.
-        system_calls: holds the sandbox's filter, if it has one.
+        pid: the sandbox writes `{"child-pid": …}` to it: the process whose death ends all others.
+        options: contains the options, each followed by a NUL. On the command line, all programs inside could read them.
+        system_calls: contains the sandbox's filter, if it has one.
     """
 
     pid: int
@@ -126,15 +125,15 @@ class HostDescriptors:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a sandbox can do. Callers ask for this, never for its name.
+    """The features of a sandbox. Callers check these, never its name.
 
     Attributes:
-        confines_programs: keeps programs from the machine; they have a separate process namespace.
+        confines_programs: separates programs from the machine; they have their own process namespace.
         inherits_descriptors: programs get the descriptors of the process that starts them; otherwise a host receives
             them through a socket.
         runs_images: programs run on the files of a container image instead of this machine's.
-        uses_control_groups: programs can be put into a control group of ours; where no group can be made, resource
-            limits bound each process.
+        uses_control_groups: programs can be put into a control group of ours. If no group can be created, resource
+            limits apply per process.
     """
 
     confines_programs: bool = False
@@ -153,42 +152,42 @@ class Sandbox(Protocol):
 
     @property
     def code_root(self) -> str:
-        """Where a confined program finds the package `tool_worker`, of which only `host` need be there."""
+        """The path of the package `tool_worker` inside the sandbox. Only its part `host` must be there."""
         ...
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do."""
+        """Its features."""
         ...
 
     @property
     def reach(self) -> str:
-        """What of the machine programs in it can reach all the same, as the end of a sentence."""
+        """The parts of the machine that confined programs can still reach, as the end of a sentence."""
         ...
 
     @property
     def system_call_filter(self) -> bytes:
-        """What a filter of system calls, as a program for the kernel, refuses to all in it; empty: no filter."""
+        """The filter of system calls for all programs, as a program for the kernel; empty: no filter."""
         ...
 
     def reason_unavailable(self) -> str | None:
-        """Try it and say why it does not work on this machine, or None if it does. Takes up to some seconds."""
+        """Try the sandbox. Return why it does not work on this machine; None if it works. May take some seconds."""
         ...
 
     def shell_environment(self, enclosure: Enclosure) -> Mapping[str, str]:
-        """Return the environment that a shell in it starts with."""
+        """Return the initial environment of a shell inside."""
         ...
 
     def keeps_home(self, enclosure: Enclosure) -> bool:
-        """Say whether the home of an enclosure can be a directory, and not memory."""
+        """Return whether the home of an enclosure can be a directory instead of memory."""
         ...
 
     def keeps_temporary(self, enclosure: Enclosure) -> bool:
-        """Say whether its temporary directory can be one as well; asked only where the home can."""
+        """Return whether its temporary directory can also be a directory; called only if the home can."""
         ...
 
     def writable(self, enclosure: Enclosure) -> Sequence[str]:
-        """Return the directories, as programs in it see them, below which they can change anything; empty: all."""
+        """Return the writable directories, as programs inside see them; empty: all."""
         ...
 
     def options(self, enclosure: Enclosure) -> Sequence[str]:
@@ -198,17 +197,17 @@ class Sandbox(Protocol):
     def command(
         self, program: Sequence[str], options: Sequence[str], descriptors: HostDescriptors | int | None = None
     ) -> Sequence[str]:
-        """Return the command line, beginning with an absolute path, that runs `program` confined.
+        """Return the command line that runs `program` confined. It starts with an absolute path.
 
         Args:
-            options: From `options`; not looked at if a host's descriptors are given.
-            descriptors: For a host, which then is the first process of its namespace, if it gets one. A number: the
-                descriptor of the filter alone, for a program that gets no environment. None: no filter.
+            options: From `options`; ignored if a host's descriptors are given.
+            descriptors: For a host, which is then the first process of its namespace, if it gets one. A number: the
+                descriptor of the filter only, for a program without environment. None: no filter.
         """
         ...
 
     def kill_stragglers(self, host_id: str) -> None:
-        """Kill what outlived the host with this id, wait until it is gone, and remove its temporary files.
+        """Kill processes that outlived the host with this id, wait for their end, and remove their temporary files.
 
         May take a while.
         """
@@ -223,6 +222,6 @@ def interpreter() -> str:
 
 @functools.cache
 def interpreter_prefixes() -> tuple[Path, ...]:
-    """Return the directories that this Python needs to start, as they are written and as they really are."""
+    """Return the directories that this Python needs to start, with links and with links resolved."""
     found = [Path(sys.base_prefix), Path(sys.base_exec_prefix), Path(interpreter()).parent.parent]
     return tuple(dict.fromkeys([*found, *(path.resolve() for path in found)]))

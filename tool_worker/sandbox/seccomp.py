@@ -1,20 +1,20 @@
-"""The system calls that programs of a workspace may not make, as a filter for the kernel (seccomp BPF).
+"""A kernel filter (seccomp BPF) of the system calls that workspace programs may not make.
 
-A filter of refusals, not of permissions: build tools, interpreters and databases must work in a workspace as they do
-outside. What is refused is what changes the machine, looks into other programs, makes namespaces in which more of the
-kernel can be reached, or has been a way out of containers more often than it has been of use in one.
+It lists refused calls, not allowed ones: build tools, interpreters and databases must work in a workspace as they do
+outside. It refuses calls that change the machine, inspect other programs, or create namespaces that expose more of the
+kernel, and calls that are used more often to escape from containers than for work in them.
 
 Holds:
-    - A refused call fails with an error that programs know (`EPERM`, for unknown calls `ENOSYS`); nothing is killed.
-    - No program limits, schedules or slows the first process, which is the host that serves it: both have the same user
-      id, so the kernel would let it.
+    - A refused call fails with a common error (`EPERM`; `ENOSYS` for unknown calls). No program is killed.
+    - No program limits, schedules or slows the first process, which is the host that serves it. The kernel would allow
+      it, because both have the same user id.
     - No file gets a set-user-id or set-group-id mode: outside the sandbox it would run as its owner.
-Does not: look behind pointers. `clone3` and `openat2`, which have what is judged here behind one, do not exist for
-programs, which use `clone` and `openat`.
+Does not: follow pointers. `clone3` and `openat2` pass the checked values through a pointer. They are reported as
+unknown calls, and programs then use `clone` and `openat`.
 """
 
-# Differs: netlink sockets of the routing family are allowed: every program that lists network interfaces needs one,
-#   and without capabilities they only read.
+# Differs: netlink sockets of the routing family are allowed. Every program that lists network interfaces needs one,
+#   and without capabilities they are read-only.
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ REFUSED = (
 )
 SOCKET_FAMILIES = {"AF_UNIX": 1, "AF_INET": 2, "AF_INET6": 10}
 REFUSED_TERMINAL_REQUESTS = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C}
-"""They put text into a terminal as if somebody had typed it."""
+"""Requests that inject text into a terminal as if it had been typed."""
 
 OF_ONE_PROCESS = ("prlimit64", "sched_setparam", "sched_setscheduler", "sched_setattr", "sched_setaffinity")
-"""They name the process in their first argument."""
+"""System calls whose first argument is a process."""
 OF_SOME_PROCESSES = {"setpriority": 2, "ioprio_set": 3}
-"""They name whom they mean in their second argument, after its kind; by kind of this number it is all of a user."""
+"""System calls whose second argument is a process, group or user, by the kind in the first. This kind is a user."""
 HOST_PID = 1
 
 MODE_AT = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mknod": 1, "mknodat": 2}
 MODE_OF_NEW_AT = {"open": 2, "openat": 3}
-"""Right after the flags; without one that makes a file there is none."""
+"""The position of the mode, directly after the flags. It exists only if a flag creates a file."""
 SET_ID_BITS = 0o6000
 MAKING_FLAGS = 0o20000100  # O_CREAT, O_TMPFILE
 
@@ -61,7 +61,7 @@ NAMESPACE_FLAGS = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER,
 _AF_NETLINK = 16
 _X32_BIT = 0x40000000
 
-# From 424 on they are the same on every machine.
+# From 424 on, the numbers are the same on every machine.
 _SHARED_NUMBERS = """
     io_uring_setup 425 io_uring_enter 426 io_uring_register 427 open_tree 428 move_mount 429 fsopen 430
     fsconfig 431 fsmount 432 fspick 433 clone3 435 openat2 437 pidfd_getfd 438 mount_setattr 442 quotactl_fd 443
@@ -71,7 +71,7 @@ _SHARED_NUMBERS = """
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How one kind of machine numbers its system calls; a call that it does not have is not in `numbers`."""
+    """The system call numbers of one kind of machine. Calls that it does not have are not in `numbers`."""
 
     audit_number: int
     numbers: dict[str, int]
@@ -113,7 +113,7 @@ _AARCH64 = Architecture(
 )
 ARCHITECTURES = {"x86_64": _X86_64, "aarch64": _AARCH64}
 
-# One instruction: operation, where to continue if true and if false (relative), constant.
+# One instruction: operation, relative jump if true, relative jump if false, constant.
 _FORM = struct.Struct("=HBBI")
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW = 0x7FFF0000
@@ -134,7 +134,7 @@ def system_call_filter(machine: str = platform.machine()) -> bytes:
 def _program(architecture: Architecture) -> Iterator[_Instruction]:
     numbers = architecture.numbers
     yield _load(_ARCHITECTURE_AT)
-    # Programs for another kind of machine, such as 32-bit ones, have other numbers: for them nothing is there.
+    # Programs for another kind of machine, such as 32-bit ones, use other numbers. For them every call is unknown.
     yield (_EQUAL, 1, 0, architecture.audit_number)
     yield _fail(errno.ENOSYS)
     yield _load(_NUMBER_AT)
@@ -175,7 +175,8 @@ def _mode_rules(numbers: dict[str, int]) -> Iterator[_Instruction]:
     making = [(_ANY_BIT, 1, 0, MAKING_FLAGS), _allow()]
     for name, position in MODE_OF_NEW_AT.items():
         if name in numbers:
-            flags, mode = _load(_argument(position - 1)), _load(_argument(position))
+            flags = _load(_argument(position - 1))
+            mode = _load(_argument(position))
             yield from _when(numbers[name], [flags, *making, mode, *judged])
 
 
@@ -189,7 +190,7 @@ def _socket_rules() -> Iterator[_Instruction]:
 
 
 def _when(value: int, steps: list[_Instruction]) -> list[_Instruction]:
-    """Return steps that are taken if what was loaded is this value; they must end with a verdict."""
+    """Return instructions to run if the loaded value equals this one; they must end with a verdict."""
     return [(_EQUAL, 0, len(steps), value), *steps]
 
 
@@ -198,7 +199,7 @@ def _load(offset: int) -> _Instruction:
 
 
 def _argument(position: int) -> int:
-    """Return where the lower half of an argument is: all that the kernel reads of these."""
+    """Return the offset of the lower half of an argument, the only part of it that the kernel reads here."""
     return _ARGUMENTS_AT + 8 * position
 
 

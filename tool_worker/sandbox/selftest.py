@@ -1,7 +1,7 @@
-"""Whether a sandbox holds: a few attempts to get out of it, before anything is served in it.
+"""The self-test of a sandbox: a few escape attempts before it is used.
 
-Holds: each probe has a target that is there at the time, so that a failure means confinement and not absence.
-Does not: prove that a sandbox is tight; it finds one that is not there, or was set up wrongly.
+Holds: each probe has an existing target, so a failed probe proves confinement and not a missing target.
+Does not: prove that a sandbox is secure. It detects a missing or misconfigured one.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tool_worker.sandbox.spawning import in_memory
 
 LIMIT_SECONDS = 20.0
 LEFT_SECONDS = 600.0
-"""An older directory belongs to no running self-test: its worker was killed."""
+"""An older directory belongs to a killed worker, not to a running self-test."""
 _PREFIX = "deckhands-selftest-"
 _PROBES = Path(__file__).with_name("probes.py")
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """One attempt; `reached` says what it got to, None that it was stopped."""
+    """One attempt. `reached` names the thing that it reached; None if it was stopped."""
 
     name: str
     reached: str | None
@@ -39,22 +39,22 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class SelfTestReport:
-    """The outcome of all attempts."""
+    """The results of all attempts."""
 
     sandbox: str
     results: tuple[ProbeResult, ...]
 
     @property
     def escapes(self) -> tuple[ProbeResult, ...]:
-        """The attempts that got out."""
+        """The attempts that succeeded."""
         return tuple(result for result in self.results if result.reached is not None)
 
 
 def run_self_test(sandbox: Sandbox) -> SelfTestReport:
-    """Try to get out of a sandbox; takes about a tenth of a second.
+    """Try to escape from a sandbox. Takes about 0.1 s.
 
     Raises:
-        SandboxUnavailable: the probes could not be run in it.
+        SandboxUnavailable: the probes could not run in it.
     """
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, _targets(Path(folder)) as settings:
         _remove_left(Path(folder).lstat().st_mtime - LEFT_SECONDS)
@@ -77,10 +77,10 @@ def run_self_test(sandbox: Sandbox) -> SelfTestReport:
 
 
 def run_confined(sandbox: Sandbox, program: Sequence[str], enclosure: Enclosure) -> subprocess.CompletedProcess[bytes]:
-    """Run a program as a host would be run, without an environment, and return what it printed.
+    """Run a program as a host would be run, without an environment. Return its output.
 
     Raises:
-        subprocess.SubprocessError, OSError: it could not be run, failed, or did not end in 20 seconds.
+        subprocess.SubprocessError, OSError: it could not start, failed, or did not end within 20 seconds.
     """
     with ExitStack() as closing:
         descriptor = in_memory(closing, sandbox.system_call_filter)
@@ -96,22 +96,22 @@ def run_confined(sandbox: Sandbox, program: Sequence[str], enclosure: Enclosure)
 
 
 def require_safe(report: SelfTestReport) -> None:
-    """Refuse a sandbox that did not hold.
+    """Reject a sandbox that a probe escaped from.
 
     Raises:
-        SandboxUnsafe: a probe got out.
+        SandboxUnsafe: a probe escaped.
     """
     if report.escapes:
         found = ", ".join(f"{result.name} ({result.reached})" for result in report.escapes)
-        raise SandboxUnsafe(f"The sandbox {report.sandbox} does not hold: {found}.")
+        raise SandboxUnsafe(f"The sandbox {report.sandbox} failed its self-test: {found}.")
 
 
 def _not_run(sandbox: Sandbox, reason: str) -> SandboxUnavailable:
-    return SandboxUnavailable(f"The self-test could not be run in the sandbox {sandbox.name}: {reason}")
+    return SandboxUnavailable(f"The self-test cannot run in the sandbox {sandbox.name}: {reason}")
 
 
 def _remove_left(newest: float) -> None:
-    """Remove what killed workers have left, made at this time of the file system's clock or before."""
+    """Remove directories of killed workers, created at or before this time of the file system's clock."""
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
             found = left.lstat()
@@ -121,8 +121,9 @@ def _remove_left(newest: float) -> None:
 
 @contextmanager
 def _targets(folder: Path) -> Iterator[dict[str, str]]:
-    """Set up what the probes look for: a process with a secret, a file and a listening port."""
-    canary, argument = secrets.token_hex(16), secrets.token_hex(16)
+    """Create the probes' targets: a process with a secret, a file and a listening port."""
+    canary = secrets.token_hex(16)
+    argument = secrets.token_hex(16)
     outside = folder / "outside"
     outside.touch()
     waiting = [interpreter(), "-I", "-S", "-c", "import sys; sys.stdin.read()", argument]

@@ -1,7 +1,7 @@
-"""How a tool worker starts programs that outlive it, and gives them what they begin with.
+"""Starts programs that outlive the tool worker, with their initial descriptors.
 
-Holds: a program leads its own session, with the signals as they are for any program, an empty environment, and no
-descriptors but those that are named.
+Holds: a program leads its own session. It has default signal handling, an empty environment, and only the named
+descriptors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def spawn(command: Sequence[str], descriptors: Mapping[int, int]) -> int:
     """Start a command and return its process id.
 
     Args:
-        descriptors: by the number that each gets in the program; the caller closes its own.
+        descriptors: by their number in the program; the caller closes its own copies.
 
     Raises:
         OSError: it cannot be started.
@@ -30,7 +30,7 @@ def spawn(command: Sequence[str], descriptors: Mapping[int, int]) -> int:
     with ExitStack() as closing:
         moved = {}
         for target, source in descriptors.items():
-            # Out of the way of the targets first, or one would overwrite another's source.
+            # Move the descriptors above the target numbers first, or one could overwrite another's source.
             moved[target] = fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD)
             closing.callback(os.close, moved[target])
         return os.posix_spawn(
@@ -45,7 +45,7 @@ def spawn(command: Sequence[str], descriptors: Mapping[int, int]) -> int:
 
 
 def opened(closing: ExitStack, path: Path, flags: int) -> int:
-    """Open a file, for nobody else, and return its descriptor."""
+    """Open a file that no other user can access. Return its descriptor."""
     descriptor = os.open(path, flags, 0o600)
     closing.callback(os.close, descriptor)
     return descriptor
@@ -61,9 +61,9 @@ def in_memory(closing: ExitStack, content: bytes) -> int:
 
 
 def bind_for_all(listener: socket.socket, address: Path) -> None:
-    """Bind a socket by a short path: the kernel takes 108 bytes, and folders may lie deeper.
+    """Bind a socket through a short path: the kernel allows 108 bytes, and folders may have longer paths.
 
-    Everybody with access to the folder may connect.
+    Every user with access to the folder may connect.
     """
     address.unlink(missing_ok=True)
     folder = os.open(address.parent, os.O_PATH | os.O_DIRECTORY)

@@ -1,14 +1,14 @@
-"""What programs of a sandbox see as /etc: copies of a few of the machine's files, and four files of ours.
+"""The /etc of a sandbox: copies of a few of the machine's files, and four files of ours.
 
-    <files>/etc-<boot>-<digest>/    as the machine's were when a sandbox first started after their last change
+    <files>/etc-<boot>-<digest>/    the machine's files when a sandbox first started after their latest change
 
-A mount for each of them would take two milliseconds of every start.
+It is one directory, because a mount for each file would add 2 ms to every start.
 
 Holds:
-    - Keys, passwords and the machine's own names stay outside, and so does what not everybody may read.
-    - A copy appears whole or not at all, and is never changed: sandboxes that run already show it.
-    - Those of earlier boots are removed: nothing shows them any more, and after a power cut they may not be whole.
-Does not: notice a file that is written in its place, and not put into it, before a worker starts again.
+    - Keys, passwords and the machine's own names are not copied; neither are files that not every user may read.
+    - A copy appears completely or not at all, and never changes, because running sandboxes show it.
+    - Copies of earlier boots are removed. No sandbox shows them any more, and a power cut may have damaged them.
+Does not: notice a file that is overwritten in place instead of replaced, until a worker restarts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ATTEMPTS = 5
-"""How often a copy is restarted because the machine's files changed meanwhile."""
+"""The number of attempts to copy files that the machine changes meanwhile."""
 
 USER_ID = 1000
 HOME = "/home/agent"
@@ -32,7 +32,7 @@ COPIED = (
     *("pki/ca-trust", "pki/tls/certs", "services", "ssl/certs", "ssl/openssl.cnf"),
 )
 OF_NETWORK = ("resolv.conf", "gai.conf", "host.conf")
-"""Lent where there is a network: they change while the machine runs. The copy has empty ones to mount them on."""
+"""Mounted from the machine if there is a network, as they change while it runs. The copy has empty mount points."""
 
 OWN = {
     "passwd": f"root:x:0:0:root:/root:/bin/false\nagent:x:{USER_ID}:{USER_ID}:agent:{HOME}:/bin/bash\n"
@@ -47,10 +47,10 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class EtcCopies:
-    """The copy that a sandbox starts with, made again when the machine's files have changed or the copy is gone.
+    """The copy for new sandboxes. It is recreated when the machine's files have changed or the copy is gone.
 
     Args:
-        files: Directory of the copies, made if need be; of a node, whose workers share it.
+        files: Directory of the copies, created if missing. The workers of a node share it.
     """
 
     def __init__(self, files: Path, machine: Path = Path("/etc")) -> None:
@@ -60,10 +60,10 @@ class EtcCopies:
         self._stamps: dict[Path, tuple[int, int] | None] = {}
 
     def current(self) -> Path:
-        """Return the copy; a look at some thirty directories and files tells whether it still is the one.
+        """Return the copy. Whether it is current is checked by the status of about thirty directories and files.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: it cannot be created.
         """
         if self._copy is None or any(_stamp(path) != stamp for path, stamp in self._stamps.items()):
             stamps = {path: _stamp(path) for path in _watched(self._machine)}
@@ -73,7 +73,7 @@ class EtcCopies:
 
 
 def own_etc(files: Path, machine: Path) -> Path:
-    """Return the copy of what the machine's /etc is now, made if need be.
+    """Return the copy of the machine's current /etc. Create it if missing.
 
     Raises:
         OSError: it cannot be written.
@@ -98,17 +98,17 @@ def own_etc(files: Path, machine: Path) -> Path:
             first = OSError(error.args[0][0][2]) if isinstance(error, shutil.Error) else error
             if _digest(machine) == digest:
                 raise first from None
-            failure = first  # a file went away: another version of it is on its way
+            failure = first  # a file disappeared: it is being replaced
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-    raise OSError(f"{machine} does not stop changing") from failure
+    raise OSError(f"{machine} keeps changing") from failure
 
 
 def _put(draft: Path, copy: Path) -> None:
     try:
         draft.rename(copy)
     except OSError:
-        if not copy.is_dir():  # otherwise another worker was first
+        if not copy.is_dir():  # otherwise another worker was faster
             raise
 
 
@@ -121,7 +121,8 @@ def _remove_all_but(boot: str, files: Path) -> None:
 
 def _fill(draft: Path, machine: Path) -> None:
     for name in COPIED:
-        source, target = machine / name, draft / name
+        source = machine / name
+        target = draft / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if not _may_be_read(source):
             continue
@@ -136,13 +137,13 @@ def _fill(draft: Path, machine: Path) -> None:
 
 
 def _unfit(folder: str, names: list[str]) -> list[str]:
-    """Name what is not copied: links are, and those files and directories that everybody may read."""
+    """Return the names not to copy: all except links and files and directories that every user may read."""
     paths = (Path(folder, name) for name in names)
     return [path.name for path in paths if not path.is_symlink() and not _may_be_read(path)]
 
 
 def _may_be_read(path: Path) -> bool:
-    """Say whether there is a file or directory that everybody may read, we among them."""
+    """Return whether a file or directory exists that every user, including ours, may read."""
     if not (path.is_file() or path.is_dir()):
         return False
     needed = 0o005 if path.is_dir() else 0o004
@@ -150,7 +151,7 @@ def _may_be_read(path: Path) -> bool:
 
 
 def _watched(machine: Path) -> Iterator[Path]:
-    """Yield what changes when a file is put in place of another, or a link is."""
+    """Yield the paths whose status changes when a file or a link is replaced."""
     for name in COPIED:
         yield machine / name
         for folder, _, _ in os.walk(machine / name):
@@ -166,7 +167,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _digest(machine: Path) -> str:
-    """Return a name for what the files are now: another when one of them is."""
+    """Return a name for the current state of the files. Any change gives another name."""
     digest = hashlib.sha256(repr((OWN, OF_NETWORK)).encode())
     for name in COPIED:
         top = (machine / name).resolve()

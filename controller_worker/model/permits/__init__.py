@@ -1,4 +1,4 @@
-"""The right to make one model call: its turn in the quotas, money reserved in the budgets, or a batch.
+"""The permit for one model call: a slot in the quotas and money reserved in the budgets, or a place in a batch.
 
 Start with: call_permit.
 """

@@ -1,7 +1,6 @@
-"""One call of one conversation on its way through a batch: given to the queue, later fetched from there.
+"""One call of one conversation in a batch: added to the queue, and later fetched from it.
 
-Holds: a step that was given to a batch is not given to another one, even under another owner; a person
-who waits is never kept waiting for a batch.
+Holds: a step is added to one batch only, even under another owner. An interactive user never waits for a batch.
 """
 
 from __future__ import annotations
@@ -15,22 +14,22 @@ from controller_worker.providers import CallBatched, LLMConfig, ModelRequest, la
 
 
 def is_batched(config: LLMConfig | None, request: ModelRequest, priority: Priority) -> bool:
-    """Say whether a call goes by the provider's batch API: a step of a conversation that nobody waits for."""
+    """Return whether a call uses the batch API: a step of a conversation without an interactive user."""
     if config is None or config.batch is None:
         return False
     return request.service == "agent" and priority is Priority.BATCH
 
 
 def step_of(call: CallModel) -> str:
-    """Name a call within its conversation."""
+    """Return the key of a call within its conversation."""
     return f"{call.iteration}.{call.attempt}"
 
 
 class BatchedCall:
-    """A request's `carry`; see `batching`.
+    """Implements a request's `carry`; see `batching`.
 
     Attributes:
-        seen_id: the last event that the prompt was made from, which may be older than the question asked now.
+        seen_id: the last event in the prompt, which may be older than the current question.
     """
 
     def __init__(
@@ -54,8 +53,8 @@ class BatchedCall:
         """Return the provider's answer.
 
         Raises:
-            CallBatched: there is none yet; the conversation is woken when there is.
-            ModelError: the call has failed.
+            CallBatched: there is no answer yet; the conversation is woken when it arrives.
+            ModelError: the call failed.
         """
         call = await self._batches.ask(self._cid, self._step)
         if call.stands is CallStands.DONE:

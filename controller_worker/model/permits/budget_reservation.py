@@ -1,7 +1,7 @@
-"""What a conversation has reserved of the budgets above it for one model call.
+"""Money that a conversation reserves in the budgets above it for one model call.
 
-Holds: a budget is charged with what the log says and nothing else; a conversation without a tenant, an experiment or a
-parent has no budget above it and costs nothing here.
+Holds: a budget is charged only for costs in the log. A conversation without a tenant, an experiment or a parent has no
+budget above it and makes no request to the store here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class BudgetReservation:
     """The reservation of one conversation.
 
     Attributes:
-        is_held: something is reserved and not settled yet.
+        is_held: a reservation is not settled yet.
     """
 
     def __init__(self, permits: Permits, ownership: Ownership) -> None:
@@ -29,7 +29,7 @@ class BudgetReservation:
     async def reserve(
         self, state: State, accounts: list[str], worst_usd: float, *, is_batched: bool
     ) -> ModelCallDeferred | None:
-        """Reserve what a call costs at worst; return why it has to wait, None if it may be made. Idempotent."""
+        """Reserve the maximum cost of a call. Return why the call must wait; None if it may be made. Idempotent."""
         self._accounts = accounts
         self._permits.keeps_budgets = True
         exhausted = await self._permits.ledger.reserve(
@@ -39,7 +39,8 @@ class BudgetReservation:
             total_usd=own_cost_usd(state),
             is_batched=is_batched,
         )
-        self.is_held, self._is_waiting = exhausted is None, exhausted is not None
+        self.is_held = exhausted is None
+        self._is_waiting = exhausted is not None
         if exhausted is None:
             return None
         return ModelCallDeferred(
@@ -49,17 +50,17 @@ class BudgetReservation:
         )
 
     async def settle(self, state: State, *, is_lost: bool = False) -> None:
-        """Charge what the log says and free the rest.
+        """Charge the costs in the log and release the rest of the reservation.
 
         Args:
-            is_lost: the call may have cost something that the log does not say.
+            is_lost: the call may have cost something that the log does not show.
         """
         if self.is_held:
             self.is_held = False
             await self.charge(state, self._accounts, is_lost=is_lost)
 
     async def charge(self, state: State, accounts: list[str], *, is_lost: bool = False) -> None:
-        """Charge the accounts up to what the log says. Idempotent."""
+        """Charge the accounts up to the costs in the log. Idempotent."""
         total_usd = own_cost_usd(state)
         await self._permits.ledger.settle(self._ownership, accounts, total_usd=total_usd, is_lost=is_lost)
 
@@ -71,8 +72,9 @@ class BudgetReservation:
 
 
 def accounts_above(state: State) -> list[str]:
-    """Return the accounts that a conversation's calls are charged to; empty for none."""
-    tenancy, parent = state.setup.tenancy, state.setup.parent
+    """Return the accounts that a conversation's calls are charged to; may be empty."""
+    tenancy = state.setup.tenancy
+    parent = state.setup.parent
     return accounts_of(
         state.setup.conversation_id,
         tenant=tenancy.tenant,
@@ -82,7 +84,7 @@ def accounts_above(state: State) -> list[str]:
 
 
 def own_cost_usd(state: State) -> float:
-    """Return what the replies of the log have cost; delegates, and what a fork began with, are charged elsewhere."""
+    """Return the cost of the replies in the log. Costs of delegates and of a fork's origin are charged elsewhere."""
     if state.version <= state.setup.forked_at:
         return 0.0
     return state.usage.cost_usd - state.delegation.spent_usd - state.usage.inherited_usd

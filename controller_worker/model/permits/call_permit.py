@@ -1,11 +1,11 @@
-"""The permit that every model call of a conversation needs: room in its model's quota and in the budgets above it.
+"""The permit of a conversation's model call: room in the model's quota and in the budgets above the conversation.
 
-`acquire` asks for it, `held` is around the call, `charge` follows once the log has the reply. Between the first and the
-last the conversation may be parked, taken over or stopped: `withdraw`, `catch_up` and `abandon`.
+`acquire` requests it, `held` wraps the call, and `charge` follows once the log has the reply. In between, the
+conversation may be parked, taken over or stopped; see `withdraw`, `catch_up` and `abandon`.
 
-Holds: a call without a quota and without a budget costs nothing here; whatever was reserved is given back whatever
-becomes of the call; a short wait leaves no trace in the log.
-Does not: decide what a wait means for the conversation; see `concerns.model_calls`.
+Holds: a call without a quota and a budget makes no request to the store here. Every reservation is given back, however
+the call ends. A short wait adds nothing to the log.
+Does not: decide the effect of a wait on the conversation; see `concerns.model_calls`.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from controller_worker.model.steps.call_task import Wait
 from controller_worker.providers import Completion, LLMConfig, ModelRequest, prompt_tokens, worst_cost_usd
 
 QUIET_SECONDS = 5.0
-"""A wait that is expected to be shorter leaves no trace in the log and keeps the conversation in memory."""
+"""A shorter expected wait is not logged and keeps the conversation in memory."""
 MAYBE_BILLED = frozenset({"timeout", "malformed_reply", "no_response", "unexpected"})
-"""Codes of failed calls that a provider may bill all the same."""
+"""Codes of failed calls that a provider may still bill."""
 
 
 class CallPermit:
     """The permit of one conversation's next model call.
 
     Attributes:
-        is_refused: the call has to wait, and the conversation has not been woken since.
-        is_woken: the conversation has been woken since it began to ask for the permit.
-        counts_tokens: a quota or a budget counts what the latest call uses.
+        is_refused: the call must wait, and the conversation has not been woken since the refusal.
+        is_woken: the conversation has been woken since it first requested the permit.
+        counts_tokens: a quota or a budget counts the tokens of the latest call.
     """
 
     def __init__(self, permits: Permits, ownership: Ownership) -> None:
@@ -62,12 +62,12 @@ class CallPermit:
 
     @property
     def key_env(self) -> str | None:
-        """The environment variable whose key the call must use; None for the usual one."""
+        """The environment variable with the key for the call; None for the default key."""
         return self._quota.key_env
 
     @property
     def tenant(self) -> str:
-        """Whose conversation the latest permit was for; empty: it has no tenant."""
+        """The tenant of the latest permit's conversation; empty if it has none."""
         return self._quota.tenant
 
     async def acquire(
@@ -79,17 +79,18 @@ class CallPermit:
         *,
         counted_ratio: float | None = None,
     ) -> Append | Wait | None:
-        """Ask for the permit.
+        """Request the permit.
 
-        Idempotent: asked again, it grants the same.
+        Idempotent: a repeated request gets the same permit.
 
         Args:
-            config: how the model is asked; None where that cannot be known, and the call will fail by itself.
-            prepare: makes the model's client; a permit that waited for it would be used later than the quota thinks.
-            counted_ratio: how far the estimate of the prompt is off, if it was counted.
+            config: the model's settings; None if they cannot be known, in which case the call itself fails.
+            prepare: creates the model's client. If a permit waited for that, it would be used later than the quota
+                assumes.
+            counted_ratio: exact prompt size divided by the estimate, if the prompt was counted.
 
         Returns:
-            `Append` of the start of a long wait, or of its end; `Wait` during a wait; None: the call may be made.
+            `Append` at the start and the end of a long wait; `Wait` during a wait; None if the call may be made.
         """
         self.is_refused = False
         self.counts_tokens = False
@@ -119,25 +120,26 @@ class CallPermit:
         return None
 
     def wake(self) -> None:
-        """Let the call be asked for again: what it waits for may be there."""
-        self.is_refused, self.is_woken = False, True
+        """Allow the next request for the permit: its quota or budget may have room now."""
+        self.is_refused = False
+        self.is_woken = True
 
     def take_wake(self) -> bool:
-        """Return whether the wake overtook the refusal, which is out of date then; it no longer counts."""
+        """Return, once, whether a wake arrived before the refusal. The refusal is then out of date."""
         is_overtaken = self.is_refused and self.is_woken
         if is_overtaken:
             self.is_refused = self.is_woken = False
         return is_overtaken
 
     def held(self, model: str) -> AbstractAsyncContextManager[Held]:
-        """Hold the permit while one call is made; see `QuotaPermit.held`."""
+        """Hold the permit during one call; see `QuotaPermit.held`."""
         return self._quota.held(model)
 
     async def counted(self, config: LLMConfig, count: Callable[[str | None], Awaitable[int | None]]) -> int | None:
-        """Count a prompt under the quota of its model, if that has room now; None where it has none.
+        """Count a prompt under the quota of its model. Return None if the quota has no room now.
 
         Args:
-            count: asks the provider with the key of an environment variable, None for the usual one.
+            count: asks the provider, with the key of an environment variable; None for the default key.
         """
         pool = self._permits.governor.pool_of(config.model)
         if pool is None:
@@ -147,17 +149,17 @@ class CallPermit:
         return await self._quota.counted(pool, config.model, count)
 
     def ratio(self, state: State, config: LLMConfig, request: ModelRequest) -> float | None:
-        """Return how far estimates for the model are off: in this conversation, else in those of this worker."""
+        """Return the ratio of exact to estimated prompt size, of this conversation or else of this worker."""
         latest = latest_of(state.usage.latest, request.service, config.model)
         return self._permits.ratio(config.model) if latest is None or latest.ratio is None else latest.ratio
 
     def key_count(self, config: LLMConfig) -> int:
-        """Return how many keys the quota of a model has; 1 without a quota."""
+        """Return the number of keys of the model's quota; 1 without a quota."""
         pool = self._permits.governor.pool_of(config.model)
         return 1 if pool is None else len(pool.quotas)
 
     async def try_other(self, config: LLMConfig, request: ModelRequest) -> bool:
-        """Exchange the permit for one to call a fallback, without waiting; say whether it may be called."""
+        """Exchange the permit for one of a fallback, without waiting. Return whether the fallback may be called."""
         await self._quota.give_back_unused()
         pool = self._permits.governor.pool_of(config.model)
         if pool is None:
@@ -167,29 +169,29 @@ class CallPermit:
         return await self._quota.try_acquire(pool, config.model, tokens)
 
     async def charge(self, state: State, result: Completion | ModelCallFailed | None) -> None:
-        """Charge what the log has come to, once it has the call's outcome; give an unused permit back.
+        """Charge the costs in the log after the call's outcome was appended, and give back an unused permit.
 
         Args:
-            result: what is in the log now; None if the call may have brought a reply that is not.
+            result: the outcome in the log; None if a reply may have been produced and lost.
         """
         is_lost = result is None or (isinstance(result, ModelCallFailed) and result.code in MAYBE_BILLED)
         await self._quota.give_back_unused()
         await self._budget.settle(state, is_lost=is_lost)
         if self._is_batched:
-            await self._permits.batches.drop(self._cid)  # last: a batch that is closed has been charged
+            await self._permits.batches.drop(self._cid)  # last, because a closed batch counts as charged
 
     async def catch_up(self, state: State) -> None:
-        """Charge what a former owner has appended and may not have charged."""
+        """Charge replies that a previous owner appended but may not have charged."""
         accounts = accounts_above(state)
         self._permits.keeps_budgets = self._permits.keeps_budgets or bool(accounts)
         if accounts and state.usage.iteration:
             await self._budget.charge(state, accounts)
 
     async def withdraw(self, state: State, *, is_over: bool = False) -> None:
-        """Neither wait nor call: the conversation wants something else.
+        """Cancel the wait and give back the permit: the conversation does something else next.
 
         Args:
-            is_over: nobody will want the reply of a call that is in a batch.
+            is_over: the reply of a batched call is no longer needed.
         """
         await self._quota.leave_queue()
         await self._budget.leave_queue()
@@ -201,25 +203,26 @@ class CallPermit:
             await self._budget.settle(state)
 
     def abandon(self, state: State) -> None:
-        """Give back what a call had that was cancelled; its reply may have been paid for and is lost."""
+        """Give back the permit of a cancelled call. Its reply is lost but may have been billed."""
         if self._is_batched:
-            return  # the batch is sent all the same, and the conversation's next owner takes the reply
-        quota, budget = self._quota, self._budget
+            return  # the batch is sent anyway, and the conversation's next owner takes the reply
+        quota = self._quota
+        budget = self._budget
         if quota.is_granted or budget.is_held:
-            # Taken out at once: whatever the conversation does next must not give it back as unused.
+            # Detach both now, so that the conversation's next action does not give them back as unused.
             self._quota = QuotaPermit(self._permits, self._ownership)
             self._budget = BudgetReservation(self._permits, self._ownership)
             self._permits.finish_later(_lose(quota, budget, state))
 
     async def is_in_batch(self, call: CallModel) -> bool:
-        """Return whether a call is in a batch that has not brought its reply."""
+        """Return whether a call is in a batch that has no result for it yet."""
         stands = (await self._permits.batches.ask(self._cid, step_of(call))).stands
         return stands in (CallStands.WAITING, CallStands.SENT)
 
     def batched_call(
         self, state: State, call: CallModel, spec: LLMSpec, config: LLMConfig | None, request: ModelRequest
     ) -> BatchedCall | None:
-        """Return how a call travels in a batch; None when it does not."""
+        """Return the call as a batched call; None if it is not batched."""
         if config is None or not is_batched(config, request, priority_of(state)):
             return None
         return BatchedCall(self._permits.batches, self._cid, call, spec=spec, config=config, seen_id=state.version)
@@ -234,14 +237,14 @@ class CallPermit:
         return deferred
 
     def _is_news(self, state: State, deferred: ModelCallDeferred) -> bool:
-        """Return whether the log has to name a wait: unless it does already, or the wait is short."""
+        """Return whether the log must record a wait: it is long and not recorded yet."""
         if state.calls.deferral is not None and state.calls.deferral.reason == deferred.code:
             return False
         quiet_until = self._permits.clock.now() + timedelta(seconds=QUIET_SECONDS)
         return deferred.expected_at is None or deferred.expected_at > quiet_until
 
     async def _leave_batch(self, state: State, *, is_over: bool) -> None:
-        """Give up a call that is in a batch, if the conversation is over; one that is paused will want its reply."""
+        """Drop a batched call if the conversation is over. A paused conversation still needs the reply."""
         stood = await self._permits.batches.drop(self._cid) if is_over else CallStands.NONE
         accounts = accounts_above(state)
         if accounts and (stood is not CallStands.NONE or (self._budget.is_held and not self._is_batched)):
@@ -255,5 +258,5 @@ async def _lose(quota: QuotaPermit, budget: BudgetReservation, state: State) -> 
 
 
 def priority_of(state: State) -> Priority:
-    """Return who goes first: as asked for, else by whether a person is there."""
+    """Return the conversation's priority: the requested one, else by whether a user is interactive."""
     return priority_for(state.setup.tenancy, is_headless=state.setup.headless)

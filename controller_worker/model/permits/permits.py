@@ -1,6 +1,6 @@
-"""What the call permits of a worker's conversations share: the governor, the ledger, the batches, and their upkeep.
+"""State shared by the call permits of a worker's conversations: governor, ledger, batches, and their maintenance.
 
-Holds: a permit of a conversation that this worker no longer has is still given back.
+Holds: the permit of a conversation is given back even after this worker has lost the conversation.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _log = logging.getLogger(__name__)
 
 
 class Permits:
-    """What the permits of a worker's conversations share.
+    """State shared by the permits of a worker's conversations.
 
     Attributes:
         may_batch: some settings of this worker use a provider's batch API.
         keeps_budgets: some conversation of this worker has a budget, so the ledger is swept.
         tokens: the estimated size of each message.
-        figures: count refusals.
+        figures: the counters of refusals.
     """
 
     def __init__(
@@ -53,38 +53,38 @@ class Permits:
         return round(self._typical_output.get(model, FIRST_GUESS_TOKENS))
 
     def learn_output(self, model: str, tokens: int) -> None:
-        """Take note of a reply's length."""
+        """Record the length of a reply."""
         before = self._typical_output.get(model, FIRST_GUESS_TOKENS)
         self._typical_output[model] = before + (tokens - before) / 8
 
     def ratio(self, model: str) -> float | None:
-        """Return how many tokens a model's provider counts for each that is estimated; None before its first reply."""
+        """Return the provider's token count divided by the estimate for a model; None before its first reply."""
         return self._ratios.get(model)
 
     def learn_prompt(self, model: str, *, estimated_tokens: int, prompt_tokens: int) -> None:
-        """Take note of how large a prompt was: at once where it was larger than expected, slowly where smaller."""
+        """Record a prompt's ratio of counted to estimated tokens. Rises apply at once; falls apply slowly."""
         found = ratio_of(prompt_tokens, estimated_tokens)
         before = self._ratios.get(model, found)
         self._ratios[model] = found if found > before else before + (found - before) / 8
 
     def finish_later(self, work: Coroutine[Any, Any, None]) -> None:
-        """Give something back in the background, for a call or a conversation that is already gone."""
+        """Run a release in the background, for a call or a conversation that is already gone."""
         task = asyncio.create_task(work)
         self._unfinished.add(task)
         task.add_done_callback(self._note_end)
 
     async def keep_up(self, worker_id: str) -> None:
-        """Wake conversations when time or a death makes room for their calls; never ends by itself."""
+        """Wake conversations when time or a worker's death makes room for their calls. Runs forever."""
         try:
             await self.governor.publish()
         except StoreRefused as error:
-            _log.error("quotas are not in force: %s", error)
+            _log.error("cannot publish the quotas, so they are not enforced: %s", error)
         async with asyncio.TaskGroup() as group:
             group.create_task(self.governor.keep_pumping(worker_id))
             group.create_task(self._keep_sweeping())
 
     async def aclose(self) -> None:
-        """Wait until everything is given back."""
+        """Wait for all background releases."""
         await asyncio.gather(*self._unfinished, return_exceptions=True)
 
     async def _keep_sweeping(self) -> None:
@@ -94,9 +94,9 @@ class Permits:
                 if self.keeps_budgets:
                     await self.ledger.sweep()
             except StoreRefused as error:
-                _log.error("budgets are not swept: %s", error)
+                _log.error("cannot sweep the budgets: %s", error)
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
         self._unfinished.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            _log.warning("a call's reservation could not be given back: %s", task.exception())
+            _log.warning("cannot give back a call's reservation: %s", task.exception())

@@ -1,7 +1,7 @@
 """A conversation's permit to call a model under its quota: acquired, held during the call, given back.
 
-Holds: a permit is given back however the call ends, and with what the call has used; one that was granted and not used
-costs the quota nothing.
+Holds: a permit is given back however the call ends, with the tokens the call used. An unused permit costs the quota
+nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from controller_worker.providers import Completion, RateLimitError
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """One call that counts against `pool` and uses the key in the environment variable `key_env` (None: the usual)."""
+    """A permit for one call: its quota and the environment variable of its key (None: the default key)."""
 
     pool: Pool
     key_env: str | None
@@ -29,16 +29,16 @@ class Grant:
 
 @dataclass(slots=True)
 class Held:
-    """A permit while its call is made; the caller leaves the reply here."""
+    """A permit during its call. The caller stores the reply here."""
 
     completion: Completion | None = None
 
 
 class QuotaPermit:
-    """The permit of one conversation, or its place in the queue for one; without a quota, neither.
+    """A conversation's permit, or its place in the queue. Neither exists without a quota.
 
     Attributes:
-        priority, tenant: whose turn it is in the queue.
+        priority, tenant: determine the order in the queue.
     """
 
     def __init__(self, permits: Permits, ownership: Ownership) -> None:
@@ -51,21 +51,21 @@ class QuotaPermit:
 
     @property
     def key_env(self) -> str | None:
-        """The environment variable whose key the call must use; None for the usual one."""
+        """The environment variable with the key for the call; None for the default key."""
         return None if self._grant is None else self._grant.key_env
 
     @property
     def is_granted(self) -> bool:
-        """Whether the next call counts against a quota that has room for it."""
+        """Whether a quota has granted the next call."""
         return self._grant is not None
 
     async def acquire(self, pool: Pool | None, model: str, tokens: int) -> ModelCallDeferred | None:
-        """Ask for the permit; return why the call has to wait, None if it may be made.
+        """Request the permit. Return why the call must wait; None if it may be made.
 
-        Idempotent: asked again, the governor grants the same permit.
+        Idempotent: for a repeated request, the governor grants the same permit.
 
         Args:
-            pool: the quota that the call counts against; None for none. Those before it were left: `leave_others`.
+            pool: the quota that the call counts against; None without one. Call `leave_others` first.
             tokens: the estimated size of the prompt.
         """
         if pool is None:
@@ -85,7 +85,7 @@ class QuotaPermit:
         return None
 
     async def try_acquire(self, pool: Pool, model: str, tokens: int) -> bool:
-        """Ask for a permit without waiting in the queue; say whether the call may be made."""
+        """Request a permit without queueing. Return whether the call may be made."""
         answer = await self._reserve(pool, model, tokens)
         if isinstance(answer, InQueue):
             await self._withdraw(pool)
@@ -95,7 +95,7 @@ class QuotaPermit:
 
     @contextlib.asynccontextmanager
     async def held(self, model: str) -> AsyncIterator[Held]:
-        """Hold the permit while one call is made, and give it back however the call ends."""
+        """Hold the permit during one call, and give it back however the call ends."""
         grant, self._grant = self._grant, None
         held = Held()
         async with self._given_back_on_failure(grant):
@@ -107,11 +107,11 @@ class QuotaPermit:
 
     @property
     def is_queued(self) -> bool:
-        """Whether it waits for a quota."""
+        """Whether the conversation waits in a quota's queue."""
         return self._queue is not None
 
     async def counted(self, pool: Pool, model: str, count: Callable[[str | None], Awaitable[int | None]]) -> int | None:
-        """Count a prompt with a permit for one request without tokens; None if the quota has no room for it."""
+        """Count a prompt under a permit for one request without tokens. Return None if the quota has no room."""
         if not await self.try_acquire(pool, model, 0):
             return None
         grant, self._grant = self._grant, None
@@ -123,7 +123,7 @@ class QuotaPermit:
 
     @contextlib.asynccontextmanager
     async def _given_back_on_failure(self, grant: Grant | None) -> AsyncIterator[None]:
-        """Give a permit back when the call that used it fails or is cancelled."""
+        """Give a permit back if its call fails or is cancelled."""
         try:
             yield
         except asyncio.CancelledError:
@@ -137,7 +137,7 @@ class QuotaPermit:
             raise
 
     async def leave_others(self, pool: Pool | None) -> None:
-        """Leave the queue, and give the permit back, of any other quota: the conversation has changed its model."""
+        """Leave the queue and give back the permit of any other quota, in case the conversation changed its model."""
         if self._queue is not pool:
             await self.leave_queue()
         if self._grant is not None and self._grant.pool is not pool:
@@ -150,7 +150,7 @@ class QuotaPermit:
             await self._withdraw(queue)
 
     async def give_back_unused(self) -> None:
-        """Give back a permit that no call was made with."""
+        """Give back a permit that was not used for a call."""
         grant, self._grant = self._grant, None
         await self._give_back(grant, CallOutcome.UNSENT)
 
@@ -174,8 +174,10 @@ class QuotaPermit:
         await self._permits.governor.withdraw(pool, owner.conversation_id, owner.worker_id, fence=owner.token)
 
     async def _settle(self, grant: Grant, completion: Completion) -> None:
-        usage, quota = completion.usage, grant.pool.quota(grant.key_env or OWN_KEY)
-        governor, worker_id = self._permits.governor, self._ownership.worker_id
+        usage = completion.usage
+        quota = grant.pool.quota(grant.key_env or OWN_KEY)
+        governor = self._permits.governor
+        worker_id = self._ownership.worker_id
         if quota.is_short(completion.quota_left):
             await governor.obey(grant.pool, quota.key, worker_id, dict(completion.quota_left))
         await governor.settle(

@@ -1,6 +1,6 @@
-"""The one task of a conversation's model call: the call itself, or a preparation that the loop does not wait for.
+"""The background task of a conversation's model call: the call itself, or a preparation that would block the loop.
 
-Holds: one task at a time; a task that was cancelled too late to notice leaves nothing.
+Holds: there is one task at a time. A task that finishes despite its cancellation leaves no result.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The call cannot start. The next wake of the conversation tries again."""
+    """The call cannot start yet. The next wake-up of the conversation tries again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A task runs. At its end it wakes the conversation."""
+    """A task is running. When it ends, it wakes the conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptCount:
-    """How large the provider says that the prompt of one step is.
+    """The provider's count of a step's prompt.
 
     Attributes:
         step: see `step_of`; empty for none.
-        tokens: None where it was not counted.
-        ratio: how many tokens there are for each that was estimated.
+        tokens: None if it was not counted.
+        ratio: counted tokens divided by estimated tokens.
     """
 
     step: str = ""
@@ -44,11 +44,11 @@ class CallTask:
     """Runs one task at a time.
 
     Args:
-        on_end: called when a task has ended and its result is kept.
+        on_end: called after a task has ended and its result is stored.
 
     Attributes:
         counted: the latest count of a prompt.
-        failure: the step whose client cannot be made, and the reason; None: none is known.
+        failure: the step whose client cannot be created, with the reason; None without a failure.
     """
 
     def __init__(self, name: str, on_end: Callable[[], None]) -> None:
@@ -61,11 +61,11 @@ class CallTask:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a task."""
+        """Whether a task exists."""
         return self._task is not None
 
     def prepare(self, work: Callable[[], Awaitable[Result]], keep: Callable[[Result], None]) -> Started:
-        """Start what has to be done before the call; the loop tries to start the call again after it."""
+        """Start a preparation. After it, the loop tries to start the call again."""
 
         def keep_prepared(result: Result) -> None:
             keep(result)
@@ -74,7 +74,7 @@ class CallTask:
         return self._start(work, keep_prepared, f"prepare {self._name}")
 
     def start(self, work: Callable[[], Awaitable[Result]], keep: Callable[[Result], None]) -> Started:
-        """Start a task, which must not raise; `keep` gets its result unless it is cancelled."""
+        """Start a task that must not raise. `keep` gets its result unless the task is cancelled."""
         return self._start(work, keep, self._name)
 
     def take_prepared(self) -> bool:
@@ -92,7 +92,7 @@ class CallTask:
         return True
 
     def _start(self, work: Callable[[], Awaitable[Result]], keep: Callable[[Result], None], name: str) -> Started:
-        assert self._task is None, f"{self._name} has a task already"
+        assert self._task is None, f"{self._name} already has a task"
         self._task = asyncio.create_task(self._run(work, keep), name=name)
         return Started()
 

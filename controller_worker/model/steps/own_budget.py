@@ -1,11 +1,12 @@
-"""Whether a conversation's own budget has room for its next model call, as far as that can be estimated.
+"""Estimates whether a conversation's own budget has room for its next model call.
 
-The estimate is the whole prompt at the price of tokens that no cache holds, and a reply as long as the longest so far;
-and at least what the latest reply cost, for models whose prices only their replies tell. What is known of earlier
-replies counts for calls of the same kind alone: of the same model, for a step, a condenser or a critic.
+The estimate is the whole prompt at the uncached price, plus a reply as long as the longest so far. It is at least the
+cost of the latest reply, for models whose price is known only from their replies. Earlier replies count only for calls
+of the same kind: same model, and same purpose (step, condenser or critic).
 
-Holds: what delegates may still spend is not left; a call whose estimate is more than what is left is not begun.
-Does not: know a price that nobody states, or predict a reply that is longer than all before it.
+Holds: money that delegates may still spend is not available. A call with an estimate above the available money is not
+started.
+Does not: know a price that no source states, or predict a reply longer than all before it.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from controller_worker.model.steps.pending_call import PendingCall, RestOfStart,
 from controller_worker.providers import LLMConfig, MessageMemo, ModelRequest, expected_cost_usd, prompt_tokens
 
 EXPECTED_REPLY_TOKENS = 4_096
-"""A reply is expected to be at least as long, unless the model's limit is lower."""
+"""The minimum expected length of a reply, unless the model's limit is lower."""
 ROUNDING_USD = 1e-9
 
 
 async def check_own_budget(call: PendingCall, rest: RestOfStart) -> StartOutcome:
-    """Refuse a call for which the budget has no room; wait if delegates may still leave room for it."""
+    """Refuse a call that exceeds the budget. Wait instead if a delegate may still release enough money."""
     state = call.state
     maximum = state.usage.max_budget_usd
     if maximum is not None and not call.is_paid:
@@ -35,7 +36,7 @@ async def check_own_budget(call: PendingCall, rest: RestOfStart) -> StartOutcome
         if spent_usd + cost_usd > maximum + ROUNDING_USD:
             return Append((_refusal(state, cost_usd),))
         if spent_usd + usd_reserved(state) + cost_usd > maximum + ROUNDING_USD:
-            return Wait()  # until a delegate has ended, and its rest of the budget is free
+            return Wait()  # until a delegate ends and releases the rest of its budget
     return await rest(call)
 
 
@@ -47,12 +48,12 @@ def estimate_usd(
     *,
     counted_ratio: float | None = None,
 ) -> float:
-    """Return about what a call will cost.
+    """Return the estimated cost of a call.
 
     Args:
-        config: of the model that is asked; None where it is not known.
-        sizes: remembers how many tokens each message has.
-        counted_ratio: how far the estimate of the prompt is off, if it was counted.
+        config: the settings of the model; None if unknown.
+        sizes: caches the token count of each message.
+        counted_ratio: exact prompt size divided by the estimate, if the prompt was counted.
     """
     latest = latest_of(state.usage.latest, request.service, None if config is None else config.model)
     floor_usd = latest.cost_usd if latest is not None else 0.0
@@ -66,13 +67,13 @@ def estimate_usd(
 
 
 def left_usd(state: State) -> float | None:
-    """Return what is left of the budget for a call; None without one."""
+    """Return the money available for a call; None without a budget."""
     maximum = state.usage.max_budget_usd
     return None if maximum is None else maximum - state.usage.cost_usd - usd_reserved(state)
 
 
 def _refusal(state: State, cost_usd: float) -> ModelCallFailed:
-    """Return the event in place of a call for which the budget has no room."""
+    """Return the event to append in place of a call that exceeds the budget."""
     left = max((state.usage.max_budget_usd or 0.0) - state.usage.cost_usd, 0.0)
     return ModelCallFailed(
         code=BUDGET_CODE,

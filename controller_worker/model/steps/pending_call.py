@@ -1,7 +1,7 @@
-"""One model call on its way to its start.
+"""One model call before its start.
 
-Holds: a step uses only what an earlier step has set: `make_question` sets `question` and `config`, and `count_prompt`
-sets `counted_ratio`.
+Holds: a step uses only values that an earlier step has set. `make_question` sets `question` and `config`;
+`count_prompt` sets `counted_ratio`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from controller_worker.providers import LLMConfig
 
 @dataclass(slots=True)
 class PendingCall:
-    """A call that the core wants.
+    """A call that the core requested.
 
     Attributes:
         is_watched: a client follows the reply while the model writes it.
         before_waiting: called before a step waits for something outside this conversation; idempotent.
-        traceparent: the span that the call belongs to.
-        config: of the model that is asked; None where it is not known.
-        counted_ratio: how far the estimate of the prompt is off, if it was counted.
+        traceparent: the call's parent span.
+        config: the settings of the model; None if unknown.
+        counted_ratio: exact prompt size divided by the estimate, if the prompt was counted.
     """
 
     wanted: CallModel

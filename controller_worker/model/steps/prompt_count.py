@@ -1,7 +1,7 @@
-"""Counting a prompt by the provider's own endpoint, where an estimate would not do.
+"""Counts a prompt with the provider's own endpoint where an estimate is not exact enough.
 
-Holds: a step is counted once at most, and only where its settings ask for it and something depends on the number; a
-count that fails, or takes too long, leaves the estimate; a count goes through the quota of the model like a call.
+Holds: a step is counted at most once, and only if its settings ask for it and a decision depends on the number. If the
+count fails or takes too long, the estimate is used. A count uses the quota of the model like a call.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from controller_worker.providers import ContextWindowError, LLMConfig, counted_t
 
 COUNT_LIMIT_SECONDS = 10.0
 NEAR_WINDOW = 0.8
-"""From this share of the window on, an estimate may be wrong about whether a prompt fits."""
+"""Above this share of the window, an estimate cannot decide whether a prompt fits."""
 NEAR_BUDGET = 2.0
-"""How many times more or less than what is left an estimated cost may be wrong about whether it fits."""
+"""Within this factor of the available money, an estimated cost cannot decide whether a call fits."""
 
 _log = logging.getLogger(__name__)
 
 
 async def count_prompt(call: PendingCall, rest: RestOfStart) -> StartOutcome:
-    """Count the prompt where its exact size matters; refuse one that does not fit into the window of its model."""
+    """Count the prompt if its exact size matters. Refuse one that exceeds the model's window."""
     counted = call.task.counted
     if counted.step != step_of(call.wanted):
         counted = PromptCount()
@@ -53,7 +53,7 @@ async def count_prompt(call: PendingCall, rest: RestOfStart) -> StartOutcome:
 
 
 def _is_worth_counting(call: PendingCall, config: LLMConfig) -> bool:
-    """Return whether the exact size of a prompt decides about its window, its budget, or a first reservation."""
+    """Return whether the exact size of a prompt matters for its window, its budget or a first reservation."""
     state = call.state
     request = call.question.request
     if not config.count_tokens or is_batched(config, request, priority_of(state)):
@@ -71,7 +71,7 @@ def _is_worth_counting(call: PendingCall, config: LLMConfig) -> bool:
 
 
 async def _count(call: PendingCall) -> PromptCount:
-    """Ask the provider how large a prompt is; never raises but when it is cancelled."""
+    """Ask the provider for the size of a prompt. Raises only on cancellation."""
     step = step_of(call.wanted)
     llm = call.question.llm
     request = call.question.request
@@ -84,10 +84,10 @@ async def _count(call: PendingCall) -> PromptCount:
         _, config = await call.models.of(llm)
         tokens = await call.permit.counted(config, ask)
     except (DeckhandsError, TimeoutError) as error:
-        _log.warning("conversation %s: the prompt is not counted: %s", request.conversation_id, error or "no answer")
+        _log.warning("conversation %s: cannot count the prompt: %s", request.conversation_id, error or "no answer")
         return PromptCount(step)
     except Exception:  # noqa: BLE001  (an outer edge: a library's count costs no conversation its step)
-        _log.exception("conversation %s: the prompt is not counted", request.conversation_id)
+        _log.exception("conversation %s: cannot count the prompt", request.conversation_id)
         return PromptCount(step)
     if not tokens:
         return PromptCount(step)
@@ -97,13 +97,13 @@ async def _count(call: PendingCall) -> PromptCount:
 
 
 def _find_overflow(call: PendingCall, config: LLMConfig, counted: PromptCount) -> ModelCallFailed | None:
-    """Return the failure of a call whose prompt does not fit; None where it may fit, or a fallback may take it."""
+    """Return the failure of a call whose prompt is too long; None if it may fit, or if a fallback may take it."""
     if counted.tokens is None:
         return None
     window = max_input_tokens(config)
     if window is None or counted.tokens <= window:
         return None
     if any(fallback.is_for(ContextWindowError.code) for fallback in config.fallbacks):
-        return None  # the call fails, and the fallback is asked
+        return None  # the call fails, and the fallback is called
     error = ContextWindowError(f"The prompt has {counted.tokens:,} tokens, and {config.model} takes {window:,}.")
     return failed_by(error, call.question.request.conversation_id, attempt=call.wanted.attempt)

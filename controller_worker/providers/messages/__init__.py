@@ -1,4 +1,4 @@
-"""Messages to and from a model, and how tool calls are written into them where a model has no function calling.
+"""Messages to and from a model, and the text format of tool calls for models without function calling.
 
 Start with: messages.
 """

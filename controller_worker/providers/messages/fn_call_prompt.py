@@ -1,9 +1,9 @@
-"""What a model without function calling reads about tools: their description, the form of a call, an example.
+"""The tool section of a prompt for models without function calling: descriptions, call format, example.
 
-The structure is OpenHands' (6.5: headings, order, banners), so that models trained on it recognise it; the words are
+The structure is OpenHands' (6.5: headings, order, banners), so that models trained on it recognise it. The words are
 ours.
 
-Holds: the same tools give the same text, byte for byte, so that a provider's prompt cache stays warm.
+Holds: the same tools produce the same bytes, so that a provider's prompt cache stays warm.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from broker.contract import ToolSpec
 from controller_worker.providers.messages.messages import Message, TextPart
 
 NO_EXAMPLE_FOR = ("openhands-lm", "devstral")
-"""Models, by a part of their name, that were trained on the form and need no example."""
+"""Parts of names of models that were trained on the format and need no example."""
 EXAMPLE_TOOLS = ("execute_bash", "str_replace_editor", "browser", "finish", "edit_file")
 
 _FORM = """
@@ -74,7 +74,7 @@ app.run(port=5000)"""
 _APP_CHANGED = 'return "<br>".join(str(number) for number in range(1, 11))'
 
 Step = tuple[str, str, dict[str, str], str]
-"""What the assistant says, which function it calls with which parameters, and what comes back."""
+"""The assistant's text, the function, its parameters, and the result."""
 
 _CHECK: Step = ("First I look where I am.", "execute_bash", {"command": "pwd && ls"}, "/workspace\nREADME.md")
 _CREATE = "I write the server into a file."
@@ -112,17 +112,17 @@ def describe_tools(tools: Sequence[ToolSpec]) -> str:
 
 
 def system_suffix(tools: Sequence[ToolSpec]) -> str:
-    """Return what is added to the system prompt."""
+    """Return the text to append to the system prompt."""
     return f"\n\nYou have access to the following functions:\n\n{describe_tools(tools)}{_FORM}"
 
 
 def wants_example(model: str) -> bool:
-    """Say whether the first message of a person should carry the example."""
+    """Return whether the first user message needs the example."""
     return not any(part in model.lower() for part in NO_EXAMPLE_FOR)
 
 
 def with_example(text: str, tools: Sequence[ToolSpec]) -> str:
-    """Return a person's first text between the example and the reminder; unchanged where no tool has an example."""
+    """Return the first user text between example and reminder; unchanged if no tool has an example."""
     names = {tool.name for tool in tools}
     if not names & set(EXAMPLE_TOOLS):
         return text
@@ -131,7 +131,7 @@ def with_example(text: str, tools: Sequence[ToolSpec]) -> str:
 
 
 def with_suffix(message: Message, suffix: str) -> Message:
-    """Return the system message with a text added to its last text, or as a separate text."""
+    """Return the system message with a text appended to its last text part, or as a new part."""
     content = message.content
     if content and isinstance(content[-1], TextPart):
         content = (*content[:-1], TextPart(content[-1].text + suffix))
@@ -141,7 +141,7 @@ def with_suffix(message: Message, suffix: str) -> Message:
 
 
 def type_names(schema: Any) -> tuple[str, ...]:
-    """Return the JSON types that a parameter's schema names, in its order; empty when it does not say."""
+    """Return the JSON types named in a parameter's schema, in order; empty if it names none."""
     if not isinstance(schema, dict):
         return ()
     kind = schema.get("type")

@@ -1,16 +1,16 @@
-"""Tool calls as text, both ways: the form of OpenHands (6.5) for models without function calling.
+"""Parses and writes tool calls as text: the format of OpenHands (6.5) for models without function calling.
 
     <function=NAME>
     <parameter=P>VALUE</parameter>
     </function>
 
-Holds: `read_calls(write_calls(text, calls))` gives back the text and any list of calls that fit their tools, whatever
-their values contain; a call is never carried out with a part of a value: what cannot be read whole has a `problem`,
-which the model learns.
-Differs: the original reads one call and drops the others, takes every call without a line break behind its name for
-plain text, cuts a value at a tag that it contains, gives the line breaks around a block to the tool, and leaves numbers
-and booleans as texts; each of these loses or spoils a call that the model has made in good faith. Words between two
-parameters are dropped as there, but not what may be the rest of a value.
+Holds: `read_calls(write_calls(text, calls))` returns the text and every list of calls that fit their tools, whatever
+their values contain. A call never runs with a truncated value. A call that cannot be parsed completely has a
+`problem`, which the model reads.
+Differs: the original reads one call and drops the others. It treats a call without a line break after its name as plain
+text, cuts a value at a tag that it contains, passes the line breaks around a block to the tool, and leaves numbers and
+booleans as texts. Each of these loses or corrupts a valid call. Words between two parameters are dropped here too,
+but not if they may be the rest of a value.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ CALL_END = "</function>"
 STOP_WORD = "</function"
 SHOWN_CHARS = 200
 INDENT_CHARS = 100
-"""So far from the beginning of its line a call that stands alone may begin."""
+"""The maximum indentation of a call that stands alone on its line."""
 
 _WRITE_AGAIN = "Write the whole call again; if it was too long, in smaller parts."
 
 _PARAMETER_END = "</parameter>"
-# A name is bounded, so that what begins calls and never ends them is not searched to its end for each.
+# The bound on a name keeps the search linear in a text with many openings and no ends.
 _CALL = re.compile(r"<function=([^<>\n]{0,200})(>|\Z)")
-# The second form is a mistake that models make: <parameter=name=value</parameter>
+# The second form is a common mistake of models: <parameter=name=value</parameter>
 _PARAMETER = re.compile(r"<parameter=([^=>\n]+)[>=]")
 _GAP = re.compile(r"(?:\s|</?tool_call>)*")
 _NEXT_TAG = re.compile(r"<(?:parameter=|/parameter>|function=|/function>)")
@@ -57,11 +57,11 @@ _ARTICLES: Mapping[str, str] = {"integer": "an", "array": "an", "object": "an"}
 
 
 class CallProblem(Exception):
-    """A call that cannot be carried out as written; the text is for the model."""
+    """A call that cannot run as written. The model reads the text."""
 
 
 def write_calls(text: str, calls: Sequence[ToolCall], tools: Mapping[str, ToolSpec]) -> str:
-    """Return an assistant's text with its calls behind it."""
+    """Return an assistant's text followed by its calls."""
     blocks = [_escaped(text), *(_written(call, tools.get(call.name)) for call in calls)]
     return "\n\n".join(block for block in blocks if block.strip()).lstrip() if calls else blocks[0]
 
@@ -69,17 +69,18 @@ def write_calls(text: str, calls: Sequence[ToolCall], tools: Mapping[str, ToolSp
 def read_calls(
     text: str, tools: Mapping[str, ToolSpec], *, ids: str, is_cut: bool = False
 ) -> tuple[str, tuple[ToolCall, ...]]:
-    """Read what a model wrote.
+    """Parse a model's reply.
 
     Args:
-        text: the whole reply; the end of the last call may be missing, because the stop word has taken it.
-        tools: by name; a call of any other has a problem.
-        ids: what the calls' ids begin with; a number from 01 is added.
-        is_cut: the reply ends at a limit of length, so an end that is missing was never written.
+        text: the whole reply. The end of the last call may be missing, because it is the stop word.
+        tools: by name; a call of any other tool has a problem.
+        ids: the prefix of the calls' ids; a number from 01 is appended.
+        is_cut: the reply reached its length limit, so a missing end was never written.
 
     Returns:
-        What stands before the first call, and the calls, each directly behind the other: what a model writes behind a
-        call about results that it has not seen is dropped, and so are calls based on them.
+        The text before the first call, and the calls that directly follow each other. Text after a call is dropped, and
+        so
+        are the calls behind it: the model wrote them without having seen the result.
     """
     first = next((found for found in _CALL.finditer(text) if _is_call(found, tools, is_cut=is_cut)), None)
     if first is None:
@@ -88,26 +89,31 @@ def read_calls(
     calls: list[ToolCall] = []
     position = first.start()
     while (found := _CALL.match(text, position)) and _is_call(found, tools, is_cut=is_cut):
-        name, begin = found[1].strip(), found.end()
+        name = found[1].strip()
+        begin = found.end()
         reader = _CallReader(text, begin, is_cut=is_cut or not found[2])
         problem = ""
         try:
             arguments = json.dumps(reader.arguments(name, tools), ensure_ascii=False)
         except CallProblem as error:
-            problem, arguments = str(error), text[begin : reader.position].removesuffix(CALL_END).strip()
+            problem = str(error)
+            arguments = text[begin : reader.position].removesuffix(CALL_END).strip()
         calls.append(ToolCall(f"{ids}{len(calls) + 1:02d}", name, arguments, problem))
         position = _skip(text, reader.position)
     return _unescaped(content).strip(), tuple(calls)
 
 
 def _is_call(found: re.Match[str], tools: Mapping[str, ToolSpec], *, is_cut: bool) -> bool:
-    """Say whether a tag begins a call; else it is only mentioned.
+    """Return whether a tag starts a call; otherwise the text only mentions it.
 
-    It does when what belongs into a call follows it, or when it stands alone on its line. At the end of the text the
-    stop word may have taken the end of a call without parameters.
+    It starts one if the inside of a call follows it, or if it stands alone on its line. At the end of the text, the end
+    of
+    a call without parameters may have been the stop word.
     """
-    text, begin, end = found.string, found.start(), found.end()
-    # Of a line only its end is looked at, so that a long one with many mentions is not walked through for each.
+    text = found.string
+    begin = found.start()
+    end = found.end()
+    # Only the end of the line is searched, so that a long line with many mentions is not scanned for each of them.
     before = text[max(begin - INDENT_CHARS, 0) : begin]
     indent = before.rpartition("\n")[2].replace("<tool_call>", "").strip()
     begins_line = not indent and ("\n" in before or begin <= INDENT_CHARS)
@@ -128,7 +134,7 @@ def _is_call(found: re.Match[str], tools: Mapping[str, ToolSpec], *, is_cut: boo
 
 
 def _is_begun(text: str, position: int, *, is_cut: bool) -> bool:
-    """Say whether the text ends within a tag of a call."""
+    """Return whether the text ends inside a tag of a call."""
     rest = text[position : position + len("<parameter=")]
     return position + len(rest) == len(text) and (
         CALL_END.startswith(rest) or (is_cut and "<parameter=".startswith(rest))
@@ -136,7 +142,7 @@ def _is_begun(text: str, position: int, *, is_cut: bool) -> bool:
 
 
 class _CallReader:
-    """Reads the inside of one call; `position` is where it has come to."""
+    """Parses the inside of one call. `position` is the end of the parsed part."""
 
     def __init__(self, text: str, position: int, *, is_cut: bool) -> None:
         self._text = text
@@ -147,7 +153,8 @@ class _CallReader:
         """Return the arguments.
 
         Raises:
-            CallProblem: the call is incomplete, or does not fit its tool; `position` is behind the call all the same.
+            CallProblem: the call is incomplete or does not fit its tool; `position` is after the call in this case,
+                too.
         """
         try:
             texts, values = self._inside(name)
@@ -161,7 +168,7 @@ class _CallReader:
         return _checked(tool, texts, values)
 
     def _inside(self, name: str) -> tuple[dict[str, str], dict[str, Any]]:
-        """Return the parameters as texts, or as values where the model wrote one JSON object."""
+        """Return the parameters as texts, or as values if the model wrote one JSON object."""
         texts: dict[str, str] = {}
         values: dict[str, Any] = {}
         self.position = _skip(self._text, self.position)
@@ -186,10 +193,11 @@ class _CallReader:
         return texts, values
 
     def _step_over_words(self, texts: dict[str, str]) -> bool:
-        """Step over what is not part of a call: words, and an end of a parameter too many.
+        """Skip text that is not part of a call: words, and a superfluous end of a parameter.
 
         Returns:
-            False where it may be the rest of a value that holds the end of a parameter: that is never dropped.
+            False if the text may be the rest of a value that contains the end of a parameter; such text is never
+            dropped.
         """
         last = next(reversed(texts.values()), "")
         is_surplus = self._text.startswith(_PARAMETER_END, self.position)
@@ -209,7 +217,7 @@ class _CallReader:
     def _value(self, name: str, parameter: str, begin: int) -> str:
         end = self._text.find(_PARAMETER_END, begin)
         value = self._text[begin:end]
-        # The tag alone is a mention. With the end of a call it is the next call, and the end of this value is missing.
+        # The tag alone is a mention. With the end of a call it is the next call, and this value's end is missing.
         if end < 0 or "<parameter=" in value or ("<function=" in value and CALL_END in value):
             raise CallProblem(
                 f"The call of function '{name}' is cut off: parameter '{parameter}' has no {_PARAMETER_END}. "
@@ -229,7 +237,7 @@ class _CallReader:
         return value
 
     def _is_at_end(self, name: str) -> bool:
-        """Say whether the call ends here, and step over its end; the stop word may have taken it."""
+        """Skip the call's end, if it is here, and return whether it is. It may be missing as the stop word."""
         if self._text.startswith(CALL_END, self.position):
             self.position += len(CALL_END)
             return True
@@ -242,7 +250,7 @@ class _CallReader:
 
 
 def _checked(tool: ToolSpec, texts: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments in their types (OpenHands' order of checks and texts)."""
+    """Return the arguments converted to their types. The order and texts of the checks are OpenHands'."""
     properties = tool.parameters.get("properties") or {}
     checked: dict[str, Any] = {}
     for name in (*texts, *values):
@@ -292,7 +300,7 @@ def _written(call: ToolCall, tool: ToolSpec | None) -> str:
         arguments = json.loads(call.arguments or "{}", parse_constant=_refuse)
     except (ValueError, RecursionError):
         arguments = None
-    if not isinstance(arguments, dict):  # as the model wrote it, so that it can be seen what was wrong
+    if not isinstance(arguments, dict):  # as the model wrote it, so that the mistake is visible
         return f"<function={name}>\n{call.arguments}\n{CALL_END}"
     if not all(_PLAIN_NAME.fullmatch(key) for key in arguments):
         return f"<function={name}>\n{json.dumps(arguments, ensure_ascii=False)}\n{CALL_END}"
@@ -306,7 +314,7 @@ def _written(call: ToolCall, tool: ToolSpec | None) -> str:
 def _shown(value: Any, schema: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if isinstance(value, str) and type_names(schema) != ("string",):
-        # A text that would be read as a number, say, is written as JSON.
+        # A text that would be parsed as another type, such as a number, is written as JSON.
         try:
             is_read_back = _typed(text, "", schema) == value
         except CallProblem:
@@ -317,7 +325,7 @@ def _shown(value: Any, schema: Any) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return the text with a backslash in each tag of the form, one more where there are some already."""
+    """Return the text with one more backslash in each tag of the format."""
     return _TAG.sub(r"<\\", text)
 
 

@@ -1,7 +1,7 @@
-"""What is said to a model and by it, in no provider's terms.
+"""Provider-neutral messages to and from a model.
 
-Holds: values are frozen, so a backend may remember what it made of one for as long as the value lives.
-Does not: get stored. The log holds events; messages are made from them.
+Holds: values are frozen, so a backend may cache their serialized form as long as they live.
+Does not: get stored. The log holds events; messages are built from them.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ NOT_SEEN = TextPart("[An image was left out here: this model cannot see images.]
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call as the model wrote it.
+    """A tool call as the model wrote it.
 
     Attributes:
-        id: unique within its reply; the result names it.
+        id: unique within its reply; the result refers to it.
         name: the tool's name, known or not.
-        arguments: the raw text, JSON if the model behaved.
-        problem: why it cannot be carried out, for the model; empty where nothing was found so far.
+        arguments: the raw text, usually JSON.
+        problem: why the call cannot run, as a text for the model; empty if no problem is known.
     """
 
     id: str
@@ -52,12 +52,12 @@ class Message:
     """One message of a conversation.
 
     Attributes:
-        role: who speaks; `tool` is the result of one tool call.
+        role: the author; `tool` is the result of one tool call.
         content: parts in order; empty for an assistant that only calls tools.
         tool_calls: of an assistant, in the order written.
         tool_call_id: of a tool result, the call it answers.
         name: of a tool result, the tool.
-        thinking_blocks: of an assistant, as the provider sent them, signatures included; replayed unchanged.
+        thinking_blocks: of an assistant, as the provider sent them, including signatures; sent back unchanged.
     """
 
     role: Role

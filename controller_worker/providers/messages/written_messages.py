@@ -1,9 +1,9 @@
-"""What was made of messages, such as their bytes on the wire, remembered for as long as their `Message` lives.
+"""Caches values derived from messages, such as their wire bytes, as long as the `Message` lives.
 
-A request whose history has only grown then costs little more than its tail: of 2,000 messages, a tenth of what an SDK
-takes to walk and serialise them.
+A request whose history only grew then costs little more than its tail. For 2,000 messages that is a tenth of the time
+an SDK takes to walk and serialise them.
 
-Holds: a message is never confused with a later one at the same address; nothing outlives its message.
+Holds: a message is never confused with a later one at the same memory address. No value outlives its message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Made = TypeVar("Made")
 
 
 class _Made(weakref.ref[Message]):
-    """What was made of a message, which it does not keep alive."""
+    """A value derived from a message. It does not keep the message alive."""
 
     __slots__ = ("key", "made")
     key: int
@@ -28,7 +28,7 @@ class _Made(weakref.ref[Message]):
 
 
 class MessageMemo(Generic[Made]):
-    """Makes something of each message once."""
+    """Derives a value from each message once."""
 
     def __init__(self) -> None:
         self._made: dict[int, _Made] = {}
@@ -38,14 +38,15 @@ class MessageMemo(Generic[Made]):
         return len(self._made)
 
     def of(self, message: Message, make: Callable[[Message], Made]) -> Made:
-        """Return what was made of the message, now or before."""
+        """Return the value derived from the message, from the cache if present."""
         key = id(message)
         entry = self._made.get(key)
         if entry is None or entry() is not message:
             made = make(message)
-            # Each conversation has many: a closure beside each would take more memory than what was made.
+            # Each conversation has many of these. A closure for each would take more memory than the value.
             entry = self._made[key] = _Made(message, self._forget)
-            entry.key, entry.made = key, made
+            entry.key = key
+            entry.made = made
         found: Made = entry.made
         return found
 
@@ -56,7 +57,7 @@ def _forget(made: dict[int, _Made], entry: _Made) -> None:
 
 
 class WrittenMessages(MessageMemo[bytes]):
-    """Writes each message once."""
+    """Serializes each message once."""
 
     def __init__(self, write: Callable[[Message], bytes]) -> None:
         super().__init__()
@@ -68,5 +69,5 @@ class WrittenMessages(MessageMemo[bytes]):
 
 
 def json_bytes(value: Any) -> bytes:
-    """Write a value as compact JSON. A lone surrogate, which UTF-8 cannot hold, becomes a question mark."""
+    """Return a value as compact JSON. A lone surrogate, which UTF-8 cannot encode, becomes a question mark."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")

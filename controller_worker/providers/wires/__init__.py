@@ -1,4 +1,4 @@
-"""What goes over the wire to providers and comes back: requests, replies, streams, headers, errors.
+"""Wire formats of providers: requests, replies, streams, headers, errors.
 
 Start with: chat_wire.
 """

@@ -1,7 +1,7 @@
-"""Chat Completions as a stream: chunks put together into the reply that would have come in one piece.
+"""Chat Completions as a stream: assembles chunks into the reply that a call without streaming would return.
 
-Holds: a reply is whole only if it says how it ended; the `[DONE]` behind it may be missing, as it is from some servers.
-Differs: the original adds up streamed text alone; a tool call that is streamed comes out here as one that is not.
+Holds: a reply is complete only if it has a stop reason. The final `[DONE]` is optional, because some servers omit it.
+Differs: the original assembles streamed text only. Here a streamed tool call equals one that was not streamed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from controller_worker.providers.wires.thoughts import OF_A_CALL
 
 
 class ChatStream:
-    """One reply on its way."""
+    """One reply in progress."""
 
     def __init__(self, on_delta: Callable[[Delta], None]) -> None:
         self._on_delta = on_delta
@@ -27,24 +27,24 @@ class ChatStream:
         self._finish_reason: str | None = None
         self._texts: dict[str, list[str]] = {}
         self._thinking_blocks: list[dict[str, Any]] = []
-        self._thoughts: list[list[str]] = []  # the pieces of each block
-        self._reasoning_items: dict[str, Mapping[str, Any]] = {}  # by id: litellm repeats them at the end
+        self._thoughts: list[list[str]] = []  # the pieces of each thinking block
+        self._reasoning_items: dict[str, Mapping[str, Any]] = {}  # by id, because litellm repeats them at the end
         self._calls: dict[int, dict[str, Any]] = {}
-        self._places: dict[int, int] = {}  # of calls that share the number of another one
+        self._places: dict[int, int] = {}  # places of calls whose number another call has already
         self._latest_call = -1
         self._shown_call = 0
 
     @property
     def is_whole(self) -> bool:
-        """Whether the model has said why it stopped."""
+        """Whether the model has sent its stop reason."""
         return self._finish_reason is not None
 
     def take(self, text: str) -> bool:
-        """Take in the text of the next event; return whether nothing comes behind it.
+        """Process the text of the next event. Return whether it is the last one.
 
         Raises:
-            StreamedError: it is an error.
-            MalformedReplyError: it is no chunk.
+            StreamedError: the event is an error.
+            MalformedReplyError: the event is not a chunk.
         """
         if text.strip() == DONE:
             return True
@@ -60,13 +60,13 @@ class ChatStream:
         return False
 
     def take_chunk(self, chunk: Mapping[str, Any]) -> None:
-        """Take in a chunk as a value."""
+        """Process a parsed chunk."""
         for name in ("id", "model"):
             self._head.setdefault(name, chunk.get(name))
         self._usage = chunk.get("usage") or self._usage
         for choice in chunk.get("choices") or ():
             if choice.get("index"):
-                continue  # only one reply was asked for
+                continue  # the request asks for one reply only
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
             self._take_delta(choice.get("delta") or {})
 
@@ -74,7 +74,7 @@ class ChatStream:
         """Return the reply as a chat completion.
 
         Raises:
-            MalformedReplyError: the stream has ended before the reply.
+            MalformedReplyError: the stream ended before the reply did.
         """
         if not self._head or (not self.is_whole and self._has_begun()):
             raise MalformedReplyError("The stream has ended before the reply.")
@@ -111,21 +111,22 @@ class ChatStream:
             self._on_delta(Delta(kind, piece))
 
     def _take_thinking(self, piece: Mapping[str, Any]) -> None:
-        """Add to the block under way; its signature ends it."""
+        """Append to the current thinking block. A signature completes the block."""
         blocks = self._thinking_blocks
         if not blocks or "signature" in blocks[-1] or piece.get("type") == "redacted_thinking":
             blocks.append({"type": piece.get("type") or "thinking"})
             self._thoughts.append([])
         for name, value in piece.items():
             if name == "thinking":
-                self._thoughts[-1].append("" + (value or ""))  # what is not text is refused here
+                self._thoughts[-1].append("" + (value or ""))  # raises TypeError unless it is text
             elif value and name != "type":
                 blocks[-1][name] = value
 
     def _take_call(self, piece: Mapping[str, Any]) -> None:
-        """Add to a call. A piece without a place belongs to the latest call, or begins one if it has an id.
+        """Append to a tool call.
 
-        Some servers give every call of a reply the first place; a name under another id begins a call.
+        Without an index, a piece belongs to the latest call, or starts a new one if it has an id. Some servers give
+        every call of a reply the index 0. There, a name with another id starts a new call.
         """
         function = piece.get("function") or {}
         index = piece.get("index")
@@ -137,17 +138,19 @@ class ChatStream:
         call = self._calls.setdefault(index, {"id": "", "name": "", "arguments": [], "attached": {}})
         call["attached"] |= {name: piece[name] for name in OF_A_CALL if piece.get(name)}
         call["id"] = call["id"] or piece.get("id") or ""
-        name, arguments = function.get("name") or "", function.get("arguments") or ""
+        name = function.get("name") or ""
+        arguments = function.get("arguments") or ""
         call["name"] = call["name"] or name
         call["arguments"].append(arguments if isinstance(arguments, str) else json.dumps(arguments))
         if name or arguments:
             shown = f"{name} {arguments}" if name else call["arguments"][-1]
-            # Calls that a model makes side by side are told apart by their number in the reply.
-            is_other, self._shown_call = index != self._shown_call, index
+            # Parallel tool calls are shown with their number in the reply.
+            is_other = index != self._shown_call
+            self._shown_call = index
             self._on_delta(Delta("call", f"\n[call {index + 1}] {shown}" if is_other else shown))
 
     def _place_of(self, index: int, call_id: Any, name: Any) -> int:
-        """Return where a piece under this number belongs."""
+        """Return the place of the call that a piece with this index belongs to."""
         place = self._places.get(index, index)
         begun = self._calls.get(place)
         if begun and name and call_id and begun["name"] and begun["id"] not in ("", call_id):

@@ -1,8 +1,8 @@
-"""OpenAI's Chat Completions on the wire: a request to plain values or bytes, a reply to its parts.
+"""OpenAI's Chat Completions on the wire: converts a request to plain values or bytes, and a reply to its parts.
 
-Holds: a content is a string wherever a string can hold it: many servers take nothing else; a result of a tool
-holds words alone, because no model but Claude is shown pictures there.
-Does not: know a stream.
+Holds: a content is a string wherever possible, because many servers accept nothing else. A tool result contains text
+only, because no model except Claude accepts images there.
+Does not: handle streams.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Any
 from broker.contract import ToolSpec
 from controller_worker.providers.errors import MalformedReplyError, NoResponseError
 from controller_worker.providers.llm import ModelRequest, Usage
-from controller_worker.providers.messages.call_names import fitting, with_distinct_ids
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
-from controller_worker.providers.messages.tool_arguments import arguments_text
+from controller_worker.providers.messages.tool_calls import arguments_text, fitting, with_distinct_ids
 from controller_worker.providers.messages.written_messages import MessageMemo, WrittenMessages, json_bytes
 from controller_worker.providers.model_features import ThoughtForm
 from controller_worker.providers.strict_schemas import strict_schema
@@ -29,7 +28,7 @@ STOP_REASONS: Mapping[str, str] = {
     **dict.fromkeys(("max_tokens", "model_length", "max_output_tokens", "model_context_window_exceeded"), "length"),
     **dict.fromkeys(("refusal", "safety", "sensitive", "prohibited_content", "blocklist", "spii"), "content_filter"),
 }
-"""What some servers and gateways say in their own provider's words: Claude's, Mistral's, GLM's and Gemini's."""
+"""Stop reasons that some servers and gateways pass on in the words of Claude, Mistral, GLM and Gemini."""
 OUTPUT_NAME = "output"
 SEE_BELOW = "The result is the picture below."
 
@@ -38,16 +37,17 @@ class ChatWire:
     """Writes requests.
 
     Attributes:
-        written: the messages so far.
+        written: the serialized messages so far.
     """
 
     def __init__(self, *, cache_marks: bool, thoughts: ThoughtForm, cache_lifetime: CacheLifetime = "5m") -> None:
-        """Choose the form.
+        """Choose the format.
 
         Args:
             cache_marks: mark the system prompt and the last user or tool message for the provider's cache.
-            thoughts: the form in which the model reads its thoughts again. Claude, whose are signed, is also the only
-                model that takes pictures in results of tools.
+            thoughts: the format in which the model accepts its thinking back. Claude, whose thinking is signed, is also
+                the
+                only model that accepts images in tool results.
         """
         self._cache_marks = cache_marks
         self._mark = CACHE_MARKS[cache_lifetime]
@@ -56,7 +56,7 @@ class ChatWire:
         self.written = WrittenMessages(lambda message: json_bytes(self._value(message, is_marked=False)))
 
     def body(self, parameters: Mapping[str, Any], request: ModelRequest, strict: Strict = LOOSE) -> bytes:
-        """Return the JSON body of a request; `parameters` are its fields besides messages and tools."""
+        """Return the JSON body of a request. `parameters` are its fields besides messages and tools."""
         fields = dict(parameters) | asked_fields(request, strict)
         shown = self._pictures_apart(with_distinct_ids(request.messages))
         marked = self._marked(shown)
@@ -75,7 +75,7 @@ class ChatWire:
         return [self._value(message, is_marked=id(message) in marked) for message in shown]
 
     def _pictures_apart(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return the messages with pictures from tools in messages of their own, behind all results of the turn."""
+        """Return the messages with images from tools moved to separate messages, after all results of the turn."""
         if self._thoughts == "signed":
             return messages
         shown: list[Message] = []
@@ -123,7 +123,7 @@ class ChatWire:
 
 
 def asked_fields(request: ModelRequest, strict: Strict = LOOSE) -> dict[str, Any]:
-    """Return what a request asks for besides its messages."""
+    """Return the request fields besides the messages."""
     fields: dict[str, Any] = {"tools": chat_tools(request.tools, is_strict=strict.tools)} if request.tools else {}
     schema = strict_schema(strict.output, optional_as_null=True) if strict.output is not None else None
     if schema is not None:
@@ -133,18 +133,19 @@ def asked_fields(request: ModelRequest, strict: Strict = LOOSE) -> dict[str, Any
 
 
 def chat_tools(tools: Sequence[ToolSpec], *, is_strict: bool = False) -> list[dict[str, Any]]:
-    """Write the tools; those whose schemas allow it are strict."""
+    """Return the tools in wire format. Tools whose schemas allow it are strict."""
     written = []
     for tool in tools:
         function: dict[str, Any] = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
         schema = strict_schema(tool.parameters, optional_as_null=True) if is_strict else None
-        function |= {"parameters": schema, "strict": True} if schema is not None else {}
+        if schema is not None:
+            function |= {"parameters": schema, "strict": True}
         written.append({"type": "function", "function": function})
     return written
 
 
 def _divided(result: Message) -> tuple[Message, Message]:
-    """Return a tool's result with its words alone, and a message with its pictures."""
+    """Split a tool's result into a message with its text and a message with its images."""
     words = tuple(part for part in result.content if isinstance(part, TextPart)) or (TextPart(SEE_BELOW),)
     pictures = tuple(part for part in result.content if isinstance(part, ImagePart))
     head = TextPart(f"Pictures that belong to the result of {result.name or 'the tool'}:")
@@ -152,10 +153,11 @@ def _divided(result: Message) -> tuple[Message, Message]:
 
 
 def _content(message: Message, mark: Mapping[str, str] | None) -> str | list[dict[str, Any]] | None:
-    # Differs: the original writes lists whenever the model has vision, caching or tools, because strings are enough
-    # for plain text and every OpenAI-compatible server takes them.
+    # Differs: the original writes lists whenever the model has vision, caching or tools. Strings are enough for plain
+    # text,
+    # and every OpenAI-compatible server accepts them.
     texts = [part.text for part in message.content if isinstance(part, TextPart)]
-    # A mark needs a part to stand on; a tool result carries it on the message.
+    # A cache mark needs a content part; a tool result carries it on the message.
     is_marked = mark is not None and bool(message.content) and message.role != "tool"
     if len(texts) == len(message.content) and not is_marked:
         text = "\n".join(texts)
@@ -172,19 +174,20 @@ def _content(message: Message, mark: Mapping[str, str] | None) -> str | list[dic
 
 
 def read_chat_reply(reply: Any) -> Reply:
-    """Read a chat completion, parsed from JSON.
+    """Convert a chat completion, parsed from JSON.
 
     Raises:
-        MalformedReplyError: it has not the form.
+        MalformedReplyError: it violates the protocol.
         ContentPolicyError: it is a refusal.
-        NoResponseError: it has no choice, or nothing in it.
+        NoResponseError: it has no choice, or an empty one.
     """
     try:
         if not reply["choices"]:
             raise NoResponseError("The reply has no choices.")
         choice = reply["choices"][0]
         message = choice["message"]
-        corner = message.get("provider_specific_fields")  # where litellm keeps what it has no place for
+        corner = message.get("provider_specific_fields")  # litellm puts fields here that its own type does not have
+        stopped = str(choice.get("finish_reason") or "")
         refusal = str(message.get("refusal") or (corner.get("refusal") if isinstance(corner, Mapping) else "") or "")
         parts = Reply(
             text=_text(message.get("content")),
@@ -192,19 +195,14 @@ def read_chat_reply(reply: Any) -> Reply:
             thinking_blocks=thoughts_of(message, str(reply.get("model") or "")),
             model=str(reply.get("model") or ""),
             response_id=str(reply.get("id") or ""),
-            stop_reason=_stop_reason(choice.get("finish_reason")),
+            stop_reason=STOP_REASONS.get(stopped.lower(), stopped),
             usage=_usage(counts_of(reply)),
             service_tier=str(reply.get("service_tier") or ""),
-            told_usd=told_usd(counts_of(reply).get("cost")),  # OpenRouter says it
+            told_usd=told_usd(counts_of(reply).get("cost")),  # reported by OpenRouter
         )
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise MalformedReplyError(f"The reply is not a chat completion: {error!r}.") from error
     return usable(parts, refusal=refusal)
-
-
-def _stop_reason(found: Any) -> str:
-    reason = str(found or "")
-    return STOP_REASONS.get(reason.lower(), reason)
 
 
 def _text(content: Any) -> str:
@@ -226,8 +224,9 @@ def _tool_call(call: Mapping[str, Any]) -> ToolCall:
 def _usage(usage: Mapping[str, Any]) -> Usage:
     asked = _part(usage, "prompt_tokens_details")
     cached = asked.get("cached_tokens") or usage.get("cached_tokens") or usage.get("prompt_cache_hit_tokens")
-    prompt, written = token_count(usage.get("prompt_tokens")), token_count(usage.get("completion_tokens"))
-    # xAI counts what the model has thought beside what it has written, and in the total.
+    prompt = token_count(usage.get("prompt_tokens"))
+    written = token_count(usage.get("completion_tokens"))
+    # xAI counts thinking separately from the text, and includes it in the total only.
     thought = token_count(_part(usage, "completion_tokens_details").get("reasoning_tokens"))
     is_beside = token_count(usage.get("total_tokens")) == prompt + written + thought
     return Usage(

@@ -1,11 +1,12 @@
-"""What Claude writes besides thoughts, texts and calls, and wants back: server tools' blocks and compactions.
+"""Claude's further blocks that must be sent back: those of server tools, and compactions.
 
-Such a reply keeps all its blocks in their order, beside its thinking blocks:
+Such a reply keeps all its blocks in order, together with its thinking blocks:
 
     {"type": "claude", "block": {…}}               one block as Claude wrote it; of a call, only its place and extras
-    {"type": "claude_edits", "applied_edits": […]}   what the provider left out of the prompt; never sent back
+    {"type": "claude_edits", "applied_edits": […]}   the provider's edits of the prompt; never sent back
 
-Holds: a reply of thoughts, text and calls alone keeps none of this; no other family and no other protocol gets it.
+Holds: a reply with only thinking, text and calls has none of these. They are sent to no other model family and over no
+other protocol.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ Block = dict[str, Any]
 
 THINKING = ("thinking", "redacted_thinking")
 PAUSES = frozenset({"pause_turn", "compaction"})
-"""Why Claude stops though its turn has not ended: the same request with what it wrote so far lets it continue."""
+"""Stop reasons of a paused turn. It continues with the same request plus the reply so far."""
 _PLAIN = frozenset({*THINKING, "text", "tool_use"})
 _OF_THE_CALL = frozenset({"name", "input"})
 
 
 def kept(message: Mapping[str, Any], *, is_joined: bool = False) -> tuple[Block, ...]:
-    """Return the blocks of a reply that its event keeps.
+    """Return the blocks of a reply to store in its event.
 
     Args:
-        is_joined: it came in several parts, so that its thoughts do not all stand before its texts.
+        is_joined: the reply came in several parts, so thinking may follow text.
 
     Raises:
-        LookupError, TypeError, AttributeError: the message has not the form.
+        LookupError, TypeError, AttributeError: the message violates the protocol.
     """
     blocks = [dict(block) for block in message["content"]]
     if is_joined or any(block["type"] not in _PLAIN or block.get("citations") for block in blocks):
@@ -46,12 +47,12 @@ def kept(message: Mapping[str, Any], *, is_joined: bool = False) -> tuple[Block,
 
 
 def sent(message: Message, parts: Sequence[Block], calls: Sequence[Block], *, compacts: bool) -> list[Block]:
-    """Return the blocks of an assistant's message as they were, or in the usual order if nothing else was kept.
+    """Return the stored blocks of an assistant message; in the usual order if only thinking was stored.
 
     Args:
-        parts: of its content; they are used where the message no longer says what its blocks say.
-        calls: those of its calls that have results.
-        compacts: the request asks for compactions, without which their blocks are refused.
+        parts: the content parts of the message. They are used if the stored text blocks no longer match its text.
+        calls: the tool calls that have results.
+        compacts: the request asks for compaction; otherwise compaction blocks are refused.
     """
     found = [dict(block) for block in message.thinking_blocks if is_signed(block) or _is_wrapped(block)]
     blocks = [block["block"] if _is_wrapped(block) else block for block in found]
@@ -67,14 +68,15 @@ def sent(message: Message, parts: Sequence[Block], calls: Sequence[Block], *, co
     again: list[Block] = []
     for block in blocks:
         if block["type"] == "tool_use":
-            again += [block | waiting.pop(block["id"])] if block.get("id") in waiting else []
+            if block.get("id") in waiting:
+                again.append(block | waiting.pop(block["id"]))
         elif block["type"] != "text" or str(block.get("text")).strip():
             again.append(dict(block))
     return [*again, *waiting.values()]
 
 
 def is_paused(message: Any) -> bool:
-    """Say whether a reply is a part of a turn that continues once it is sent back."""
+    """Return whether a reply is a paused turn, which continues when it is sent back."""
     if not isinstance(message, Mapping) or message.get("stop_reason") not in PAUSES:
         return False
     blocks = message.get("content")
@@ -82,10 +84,10 @@ def is_paused(message: Any) -> bool:
 
 
 def continued(request: ModelRequest, message: Mapping[str, Any]) -> ModelRequest:
-    """Return the request that lets a paused turn continue; it goes by the connection, never into a batch.
+    """Return the request that continues a paused turn. It uses the connection, never a batch.
 
     Raises:
-        LookupError, TypeError, AttributeError: the message has not the form.
+        LookupError, TypeError, AttributeError: the message violates the protocol.
     """
     text = "".join(block["text"] for block in message["content"] if block["type"] == "text")
     content = (TextPart(text),) if text.strip() else ()
@@ -94,7 +96,7 @@ def continued(request: ModelRequest, message: Mapping[str, Any]) -> ModelRequest
 
 
 def joined(messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the parts of a paused turn as one message; it has stopped as its last part has."""
+    """Return the parts of a paused turn as one message with the stop reason of the last part."""
     if len(messages) == 1:
         return messages[0]
     return {
@@ -126,7 +128,7 @@ def _is_wrapped(block: Mapping[str, Any]) -> bool:
 
 
 def compaction_counts(usage: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-    """Yield what each compaction within a call has used; the counts of the call itself do not hold it."""
+    """Yield the usage of each compaction within a call. The call's own usage does not include it."""
     iterations = usage.get("iterations")
     for counts in iterations if isinstance(iterations, list) else ():
         if isinstance(counts, Mapping) and counts.get("type") == "compaction":

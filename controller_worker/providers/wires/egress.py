@@ -1,11 +1,11 @@
-"""Where a library that makes its own requests may send them: litellm, which speaks to a hundred providers.
+"""Restricts the addresses that litellm, which makes its own requests to a hundred providers, may connect to.
 
-Holds: within `within`, a request of httpx goes to the address of the settings (scheme, host and port) or to a public
-one, and no redirect is followed: it would carry prompt and key to wherever it points. A name is looked up once, and the
-connection is made to an address that was checked, by httpcore as well as by aiohttp. What is public
-`broker.runtime.addresses` says.
-Does not: concern requests outside of it, or those of other libraries, by which clouds' own libraries log in. A proxy of
-the environment looks up names itself.
+Holds: inside `within`, an httpx request goes to the address of the settings (scheme, host and port) or to a public one.
+Redirects are not followed, because they would carry prompt and key to any address. A name is looked up once, and the
+connection uses a checked address; this covers httpcore and aiohttp. `broker.runtime.addresses` defines public
+addresses.
+Does not: restrict requests outside of `within`, or those of the clouds' own login libraries. An environment's proxy
+looks up names itself.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ _rules: ContextVar[Egress | None] = ContextVar("egress", default=None)
 
 
 class EgressRefused(OSError):
-    """A request would go to an address that the settings do not name and that is not public."""
+    """A request would go to an address that is neither in the settings nor public."""
 
 
 class Egress:
-    """Where the requests of one call may go.
+    """The addresses allowed to the requests of one call.
 
     Args:
         base_url: the address of the settings; None: public addresses only.
 
     Attributes:
-        refused: the host that a request was not sent to; empty: none.
+        refused: the host of a refused request; empty if none was refused.
     """
 
     def __init__(self, base_url: str | None) -> None:
         self.refused = ""
         self._own = _place(base_url) if base_url else None
-        self._known = set[tuple[str, int | None]]()  # hosts and ports that need no public address
+        self._known = set[tuple[str, int | None]]()  # hosts and ports that may have a private address
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """Apply the rules to what is sent in this context, and in threads that are given a copy of it."""
+        """Apply the rules to requests in this context, and in threads that get a copy of it."""
         token = _rules.set(self)
         try:
             yield
@@ -58,10 +58,10 @@ class Egress:
             _rules.reset(token)
 
     def check_name(self, url: str) -> None:
-        """Refuse a host by its name alone.
+        """Check a host by its name alone.
 
         Raises:
-            EgressRefused: it is of this machine or this network.
+            EgressRefused: the name belongs to this machine or this network.
         """
         _, host, port = place = _place(url)
         if (proxy := environment_proxy(url)) is not None:
@@ -75,7 +75,7 @@ class Egress:
             self._refuse(host)
 
     def check_addresses(self, host: str, port: int | None, addresses: Iterable[str]) -> None:
-        """Refuse a host for the addresses that a connection would be made to.
+        """Check the addresses that a host resolves to.
 
         Raises:
             EgressRefused: one of them is not public.
@@ -84,7 +84,7 @@ class Egress:
             self._refuse(host)
 
     def knows(self, host: str, port: int | None) -> bool:
-        """Return whether it is the place of the settings or a proxy."""
+        """Return whether it is the configured server or a proxy."""
         return (host.lower().rstrip("."), port) in self._known
 
     def _refuse(self, host: str) -> None:
@@ -93,7 +93,7 @@ class Egress:
 
 
 def guard(httpx: ModuleType) -> None:
-    """Make the clients of httpx, and what connects for them, ask for the rules of the context. Idempotent."""
+    """Make httpx's clients and their connection libraries apply the context's rules. Idempotent."""
     import aiohttp
     import httpcore
 
@@ -110,21 +110,21 @@ def guard(httpx: ModuleType) -> None:
 
 
 def _sending(send: Any) -> Any:
-    """Return a client's `send`, which may be a coroutine function, with the check of names."""
+    """Wrap a client's `send`, which may be a coroutine function, to check names."""
 
     @wraps(send)
-    def checked(self: Any, request: Any, **options: Any) -> Any:
+    def send_checked(self: Any, request: Any, **options: Any) -> Any:
         if (rules := _rules.get()) is None:
             return send(self, request, **options)
         rules.check_name(str(request.url))
         return send(self, request, **options | {"follow_redirects": False})
 
-    return checked
+    return send_checked
 
 
 def _connecting(httpcore: ModuleType, connect: Any) -> Any:
     @wraps(connect)
-    async def checked(self: Any, host: str, port: int, timeout: float | None = None, **options: Any) -> Any:  # noqa: ASYNC109
+    async def connect_checked(self: Any, host: str, port: int, timeout: float | None = None, **options: Any) -> Any:  # noqa: ASYNC109
         if (rules := _rules.get()) is None or rules.knows(host, port):
             return await connect(self, host, port, timeout=timeout, **options)
         try:
@@ -141,12 +141,12 @@ def _connecting(httpcore: ModuleType, connect: Any) -> Any:
                 return await connect(self, address, port, timeout=timeout, **options)
         return await connect(self, addresses[-1], port, timeout=timeout, **options)
 
-    return checked
+    return connect_checked
 
 
 def _connecting_in_thread(httpcore: ModuleType, connect: Any) -> Any:
     @wraps(connect)
-    def checked(self: Any, host: str, port: int, timeout: float | None = None, **options: Any) -> Any:
+    def connect_checked(self: Any, host: str, port: int, timeout: float | None = None, **options: Any) -> Any:
         if (rules := _rules.get()) is None or rules.knows(host, port):
             return connect(self, host, port, timeout=timeout, **options)
         try:
@@ -160,20 +160,20 @@ def _connecting_in_thread(httpcore: ModuleType, connect: Any) -> Any:
                 return connect(self, address, port, timeout=timeout, **options)
         return connect(self, addresses[-1], port, timeout=timeout, **options)
 
-    return checked
+    return connect_checked
 
 
 def _resolving(resolve: Any) -> Any:
-    """Return a connector's look-up, whose answers may be kept from calls with other rules, with the check of them."""
+    """Wrap a connector's look-up to check its addresses, which may be cached from calls with other rules."""
 
     @wraps(resolve)
-    async def checked(self: Any, host: str, port: int, *arguments: Any, **options: Any) -> Any:
+    async def resolve_checked(self: Any, host: str, port: int, *arguments: Any, **options: Any) -> Any:
         found = await resolve(self, host, port, *arguments, **options)
         if (rules := _rules.get()) is not None:
             rules.check_addresses(host, port, [entry["host"] for entry in found])
         return found
 
-    return checked
+    return resolve_checked
 
 
 def _place(url: str) -> tuple[str, str, int | None]:

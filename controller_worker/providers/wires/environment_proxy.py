@@ -1,6 +1,6 @@
-"""The proxy that the environment names for a server, and the logins in addresses.
+"""The environment's proxy for a server, and credentials in URLs.
 
-Holds: what an error may show of a proxy has no login in it.
+Holds: a proxy URL for use in errors contains no credentials.
 Does not: make requests.
 """
 
@@ -18,7 +18,7 @@ PROXY_REMEDY = "Set HTTP_PROXY, HTTPS_PROXY or ALL_PROXY to an HTTP proxy such a
 
 
 def environment_proxy(url: str) -> str | None:
-    """Return the proxy that the environment names for an address (`HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`), or None."""
+    """Return the environment's proxy for a URL (`HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`), or None."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     proxies = getproxies()
@@ -29,30 +29,30 @@ def environment_proxy(url: str) -> str | None:
 
 
 def _is_in_networks(host: str, names: str) -> bool:
-    """Say whether an address is listed (`::1`) or in a network (`10.0.0.0/8`), neither of which urllib can read."""
+    """Return whether an address is among addresses (`::1`) and networks (`10.0.0.0/8`), as urllib cannot."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:  # a name
         return False
     for name in names.split(","):
-        with contextlib.suppress(ValueError):  # it is no network
+        with contextlib.suppress(ValueError):  # not a network
             if address in ipaddress.ip_network(name.strip().strip("[]"), strict=False):
                 return True
     return False
 
 
 def without_login(proxy: str | None) -> tuple[str | None, str]:
-    """Return a proxy's address as errors may show it, and its login; empty: none.
+    """Return a proxy's URL without credentials, for errors, and its login header; empty without one.
 
     Raises:
-        LLMConfigError: it cannot be used.
+        LLMConfigError: the URL is invalid.
     """
     if proxy is None:
         return None, ""
     try:
         address = urlsplit(proxy)
         has_place = bool(address.hostname) and address.port != 0
-    except ValueError:  # of the port, or of brackets
+    except ValueError:  # a bad port or bad brackets
         raise LLMConfigError("The proxy of the environment is not an address.", remedy=PROXY_REMEDY) from None
     shown = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
     if address.scheme not in ("http", "https") or not has_place:
@@ -61,7 +61,7 @@ def without_login(proxy: str | None) -> tuple[str | None, str]:
 
 
 def login_of(address: SplitResult) -> str:
-    """Return the header for the login in an address; empty: there is none."""
+    """Return the header for the credentials in a URL; empty if there are none."""
     if address.username is None:
         return ""
     pair = f"{unquote(address.username)}:{unquote(address.password or '')}"

@@ -1,9 +1,8 @@
-"""Server-sent events: from the bytes of a reply to the texts of its events, with a limit on every silence.
+"""Server-sent events: converts the bytes of a reply to event texts, with a limit on every silence.
 
-Holds: neither a reply nor an event grows without end; an event costs time in proportion to its length, however it is
-cut; lines and characters may be cut anywhere between chunks; an event without its blank line at the end counts, as
-several servers leave the last one out.
-Does not: know what the texts mean, or read names and ids of events: the providers repeat them in the text.
+Holds: replies and events have a size limit. The time per event is linear in its length, however it is split. Chunks may
+split lines and characters anywhere. A last event without its blank line counts, because several servers omit that line.
+Does not: interpret the texts, or read the names and ids of events, which providers repeat in the text.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ REPLY_LIMIT_BYTES = 64 * 1024 * 1024
 EVENT_LIMIT_CHARS = 16 * 1024 * 1024
 SLACK_SECONDS = 5.0
 CLOSING_SECONDS = 5.0
-"""How long to wait, once the model has stopped, for its usage and the end of the protocol."""
+"""The longest wait after the stop reason for the usage and the last event."""
 END_SECONDS = 0.25
-"""How long a body may last after the end of a reply; then its connection is given up."""
+"""The longest wait for the end of the body after the last event; then the connection is closed."""
 DONE = "[DONE]"
 SHOWN_BYTES = 200
-"""How much an error shows of a reply that is neither events nor JSON."""
+"""The part of a reply shown in an error if it is neither events nor JSON."""
 _JSON_BEGINS = (b"{", b"[")
 _STREAM_BEGINS = (b":", b"event:", b"id:", b"retry:")
 
@@ -39,7 +38,7 @@ class EventDecoder:
     """Decodes one reply.
 
     Args:
-        limit_chars: how long a line may be, and the text of an event.
+        limit_chars: the maximum length of a line, and of the text of an event.
     """
 
     def __init__(self, limit_chars: int = EVENT_LIMIT_CHARS) -> None:
@@ -51,14 +50,14 @@ class EventDecoder:
         self._after_return = False
 
     def feed(self, chunk: bytes) -> list[str]:
-        """Take in the next bytes; return the texts of the events that end in them.
+        """Process the next bytes. Return the texts of the events that they complete.
 
         Raises:
             MalformedReplyError: a line or an event is too long.
         """
         text = self._decoder.decode(chunk)
         if self._after_return and text:
-            text = text.removeprefix("\n")  # the other half of a line end that was cut in two
+            text = text.removeprefix("\n")  # the second half of a split line end
             self._after_return = False
         if not text:
             return []
@@ -73,26 +72,26 @@ class EventDecoder:
         return events
 
     def finish(self) -> list[str]:
-        """Return the text of the event that the end of the reply ends, if there is one.
+        """Return the text of the last event, if the end of the reply completes one.
 
         Raises:
-            MalformedReplyError: it is too long.
+            MalformedReplyError: the event is too long.
         """
         events = [self._take(self._held_line()), self._take("")]
         return [event for event in events if event is not None]
 
     def _hold(self, piece: str) -> None:
-        """Add to the line under way."""
+        """Append to the current line."""
         self._line.write(piece)
         self._check(self._line.tell())
 
     def _held_line(self) -> str:
-        """Return the line under way and begin another."""
+        """Return the current line and start another."""
         line, self._line = self._line.getvalue(), _no_line()
         return line
 
     def _take(self, line: str) -> str | None:
-        """Take in a line; return the event that it ends."""
+        """Process a line. Return the event that it completes."""
         if line.startswith("data:"):
             self._texts.append(line[5:].removeprefix(" "))
             self._texts_chars += len(self._texts[-1]) + 1
@@ -110,13 +109,13 @@ class EventDecoder:
 
 
 def _no_line() -> io.StringIO:
-    """Return room for a line: joined to a text, each piece of it would cost as much as all before."""
+    """Return a buffer for a line. Concatenating strings would take quadratic time."""
     return io.StringIO(newline="")
 
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """Longest silences, in seconds: before the first byte of a reply, after it, and once the model has stopped."""
+    """The longest silences in seconds: before the first byte, after it, and after the stop reason."""
 
     first_byte_seconds: float
     idle_seconds: float
@@ -124,7 +123,7 @@ class StreamLimits:
 
     @property
     def longest_seconds(self) -> float:
-        """What a client's own limit has to allow."""
+        """The minimum that a client's own timeout must allow."""
         return max(self.first_byte_seconds, self.idle_seconds) + SLACK_SECONDS
 
 
@@ -138,7 +137,7 @@ async def until_headers(limits: StreamLimits) -> AsyncIterator[None]:
     """Limit the wait for the headers of a reply, which many servers send with its first byte.
 
     Raises:
-        ModelTimeoutError: it was too long.
+        ModelTimeoutError: the wait exceeded `first_byte_seconds`.
     """
     try:
         async with asyncio.timeout(limits.first_byte_seconds):
@@ -155,22 +154,24 @@ async def read_events(
     take: Callable[[str], bool],
     is_whole: Callable[[], bool] = lambda: False,
 ) -> bytes | None:
-    """Hand over the texts of a reply's events, up to the one that is the last.
+    """Pass the texts of a reply's events to `take`, up to the last one.
 
-    The body usually ends right behind it. If it does not, the connection is of no further use, but the reply is whole.
+    The body usually ends there. If it does not, the connection cannot be reused, but the reply is complete.
 
     Args:
-        take: takes in a text, and says whether the reply ends with it.
-        is_whole: says whether what is still to come matters little: then no long silence is accepted.
+        take: processes a text, and returns whether it is the last one.
+        is_whole: returns whether the reply is usable without the rest. Then only short silences are accepted.
 
     Returns:
-        A body that is JSON instead of events, whatever its type says; None if there were events, or nothing.
+        The body, if it is JSON instead of events, whatever its content type; None if there were events, or no body.
 
     Raises:
         ModelTimeoutError: a silence was too long.
-        MalformedReplyError: it has more than 64 MiB, one of its events is too long, or it has none but other words.
+        MalformedReplyError: the reply exceeds 64 MiB, an event is too long, or the body is neither events nor JSON.
     """
-    decoder, beginning, has_events = EventDecoder(), b"", False
+    decoder = EventDecoder()
+    beginning = b""
+    has_events = False
     whole: list[bytes] | None = None
     async for chunk in within_limits(_bounded(chunks), limits, is_whole):
         if not beginning:
@@ -196,18 +197,18 @@ async def read_events(
 
 
 async def _read_to_the_end(chunks: AsyncIterator[bytes]) -> None:
-    """Read what is left of a body, so that its connection can be used again; not for long, and whatever it holds."""
-    with contextlib.suppress(Exception):  # the clients differ in what they raise, and the reply is here
+    """Read and discard the rest of a body for a short time, so that its connection can be reused."""
+    with contextlib.suppress(Exception):  # clients raise different errors, and the reply is complete
         async with asyncio.timeout(END_SECONDS):
             async for _ in chunks:
                 pass
 
 
 async def whole_reply(chunks: AsyncIterator[bytes]) -> bytes:
-    """Return a reply that is no stream of events.
+    """Return a reply that is not a stream of events.
 
     Raises:
-        MalformedReplyError: it has more than 64 MiB.
+        MalformedReplyError: the reply exceeds 64 MiB.
     """
     return b"".join([chunk async for chunk in _bounded(chunks)])
 
@@ -224,16 +225,17 @@ async def _bounded(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 async def within_limits(
     chunks: AsyncIterator[Chunk], limits: StreamLimits, is_whole: Callable[[], bool] = lambda: False
 ) -> AsyncIterator[Chunk]:
-    """Yield what comes, as long as it comes in time.
+    """Yield the chunks; limit the wait for each.
 
     Args:
-        is_whole: says whether what is still to come matters little; it may change while the next chunk is waited for,
-            because some clients keep the end of a reply to themselves.
+        is_whole: returns whether the reply is usable without the rest. It may become true during a wait, because some
+            clients hold back the end of a reply.
 
     Raises:
         ModelTimeoutError: a silence was too long.
     """
-    limit, where = limits.first_byte_seconds, "before the reply began"
+    limit = limits.first_byte_seconds
+    where = "before the reply began"
     while True:
         try:
             async with asyncio.timeout(limit) as deadline:
@@ -247,13 +249,14 @@ async def within_limits(
         except TimeoutError as error:
             raise ModelTimeoutError(f"There was a silence of {limit:g} s {where}.") from error
         yield chunk
-        limit, where = limits.idle_seconds, "within the reply"
+        limit = limits.idle_seconds
+        where = "within the reply"
         if is_whole():
             limit = min(limit, limits.closing_seconds)
 
 
 class _Watch:
-    """Shortens a wait in which the reply has become whole: from then on, it lasts as long as one behind the end."""
+    """Shortens the current wait to `closing_seconds` once the reply is whole."""
 
     def __init__(self, deadline: asyncio.Timeout, closing_seconds: float, is_whole: Callable[[], bool]) -> None:
         self._deadline = deadline
@@ -269,6 +272,7 @@ class _Watch:
         if not self._is_whole():
             self._timer = self._loop.call_later(self._closing_seconds, self._look)
             return
-        due, soon = self._deadline.when(), self._loop.time() + self._closing_seconds
+        due = self._deadline.when()
+        soon = self._loop.time() + self._closing_seconds
         if due is not None and soon < due and not self._deadline.expired():
             self._deadline.reschedule(soon)

@@ -1,12 +1,12 @@
-"""Requests to one server by aiohttp: what a provider's SDK does around them, without what it keeps meanwhile.
+"""Requests to one server with aiohttp: the work of a provider's SDK, with less memory per waiting call.
 
-An SDK holds some twenty objects and fifteen frames of coroutines for as long as a call waits; this holds what aiohttp
-does, and of a body only what is not sent yet.
+An SDK holds some twenty objects and fifteen coroutine frames while a call waits. This holds only aiohttp's own state
+and the unsent part of the body.
 
-Holds: one attempt per request; redirects are not followed; proxies are those of the environment, and certificates those
-that httpx trusts (`SSL_CERT_FILE`, `SSL_CERT_DIR`, else certifi's); a key is sent to this server only; a refused answer
-is known by its status, even if its body breaks off.
-Does not: import aiohttp before a client is made, or limit the time of a whole reply.
+Holds: one attempt per request. Redirects are not followed. Proxies come from the environment. Certificates are those
+that httpx trusts (`SSL_CERT_FILE`, `SSL_CERT_DIR`, else certifi's). The key is sent to this server only. A refusal is
+recognized by its status, even if its body breaks off.
+Does not: import aiohttp before a client is created, or limit the time of a whole reply.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ if TYPE_CHECKING:
 AGENT = "deckhands"
 CHUNK_BYTES = 16 * 1024
 REFUSAL_LIMIT_BYTES = 1024 * 1024
-"""How much is read of the body of a refused answer."""
+"""The part of a refusal's body that is read."""
 LOCATION_LIMIT_CHARS = 300
 HEADER_LIMIT_BYTES = 64 * 1024
-"""Of one header: gateways add cookies and policies that are longer than aiohttp's 8 KiB."""
+"""Limit of one header. Gateways add cookies and policies longer than aiohttp's default of 8 KiB."""
 UNASKED_LIMIT = 10
-"""How many connections on which something came while they were idle are closed for one request."""
+"""The number of idle connections with unsolicited data that one request may close."""
 STALE_SECONDS = 5.0
-"""How soon a used connection has to fail for its server to have closed it before it read the request."""
+"""If a reused connection fails within this time, the server closed it without reading the request."""
 
 
 class RequestFailed(Exception):
-    """No answer has come, or it has broken off; the cause says why."""
+    """No answer arrived, or the answer broke off. The cause has the reason."""
 
 
 class ConnectionStale(RequestFailed):
-    """The server has closed a connection between two requests; the second one may be sent again."""
+    """The server closed an idle connection between two requests. The second request may be sent again."""
 
 
 class RequestUnsendable(Exception):
-    """No request can be made of the address, the key or the headers; it would fail again."""
+    """The address, the key or the headers make no valid request. A retry would fail again."""
 
 
 class AnswerRefused(Exception):
-    """An answer whose status is no success, with what `provider_errors` reads of it."""
+    """An answer with an error status, with the fields that `provider_errors` reads."""
 
     def __init__(self, response: aiohttp.ClientResponse, content: bytes) -> None:
         text = _decoded(content, response.charset).strip()
@@ -80,10 +80,10 @@ class HttpAnswer:
         self._raised = raised
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield its body.
+        """Yield the body.
 
         Raises:
-            RequestFailed: it has broken off.
+            RequestFailed: the body broke off.
         """
         try:
             async for chunk in self._response.content.iter_chunked(CHUNK_BYTES):
@@ -93,14 +93,14 @@ class HttpAnswer:
             raise RequestFailed("Request timed out." if is_late else "The reply has broken off.") from error
 
     async def aclose(self) -> None:
-        """Give its connection back, or up if the body was not read to its end."""
+        """Release the connection; close it if the body was not read to its end."""
         self._response.release()
-        with contextlib.suppress(*self._raised):  # of a body that nobody wants
+        with contextlib.suppress(*self._raised):  # from an unread body
             await self._response.wait_for_close()
 
 
 class _Connection:
-    """What is known of the connection of a request."""
+    """The state of a request's connection."""
 
     __slots__ = ("is_reused",)
 
@@ -109,17 +109,17 @@ class _Connection:
 
 
 class HttpTransport:
-    """The connections to the server of a configuration, which log in with its key."""
+    """Connections to the configured server, authenticated with the configured key."""
 
     failures: tuple[type[Exception], ...] = (RequestFailed, RequestUnsendable, AnswerRefused)
     broken: tuple[type[Exception], ...] = (RequestFailed,)
 
     def __init__(self, config: LLMConfig, key: str) -> None:
-        """Import aiohttp and read what the environment says of proxies and certificates; nothing is sent.
+        """Import aiohttp and read proxies and certificates from the environment. Sends no request.
 
         Raises:
-            OSError: there are no certificates where the environment says.
-            LLMConfigError: the proxy of the environment cannot be used.
+            OSError: the certificates that the environment names do not exist.
+            LLMConfigError: the environment's proxy is invalid.
         """
         import aiohttp
         import httpx
@@ -139,7 +139,8 @@ class HttpTransport:
         to_proxy = {"Proxy-Authorization": login} if login else {}
         is_tunnelled = address.scheme == "https"
         self._to_proxy = to_proxy if is_tunnelled else {}
-        self._headers |= {} if is_tunnelled else to_proxy
+        if not is_tunnelled:
+            self._headers |= to_proxy
         self._ssl = httpx.create_ssl_context()
         self._config = config
         self._aiohttp = aiohttp
@@ -154,9 +155,11 @@ class HttpTransport:
         """See `Transport.post`.
 
         Raises:
-            ConnectionStale: the connection was used before, and its server has closed it without an answer.
+            ConnectionStale: the server closed a reused connection without an answer.
         """
-        size, pieces, connection = len(body), pieces_of(body), _Connection()
+        size = len(body)
+        pieces = pieces_of(body)
+        connection = _Connection()
         del body
         sent = self._with_own({**headers, "Content-Length": str(size)})
         began = asyncio.get_running_loop().time()
@@ -175,7 +178,7 @@ class HttpTransport:
         return await _whole(await self._ask(method, path, pieces, self._with_own({**headers, **length})))
 
     async def upload(self, path: str, fields: Mapping[str, str], file: tuple[str, bytes, str]) -> bytes:
-        """Send a form with a file (name, content, type) and return the body of the answer; raises `failures`."""
+        """Send a form with a file (name, content, type) and return the body of the answer. Raises `failures`."""
         form, (name, content, content_type) = self._aiohttp.FormData(), file
         for field, value in fields.items():
             form.add_field(field, value)
@@ -188,7 +191,7 @@ class HttpTransport:
             await self._session.close()
 
     def _with_own(self, headers: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the headers of a request with ours, unless they are set: a gateway may want another login."""
+        """Add our headers unless the request sets them; a gateway may need another login."""
         names = {name.lower() for name in headers}
         own = {name: value for name, value in self._headers.items() if name.lower() not in names}
         return {**own, **headers}
@@ -210,16 +213,16 @@ class HttpTransport:
                 self._address(path),
                 data=data,
                 headers=headers,
-                allow_redirects=False,  # it would carry prompt and key to wherever it points
+                allow_redirects=False,  # a redirect would carry prompt and key to any address
                 proxy=self._proxy,
                 proxy_headers=self._to_proxy or None,
                 timeout=self._timeout(read_seconds or self._config.read_timeout),
                 trace_request_ctx=connection,
             )
         except self._raised as error:
-            # A certificate that is not trusted is both errors, and may be another one soon.
+            # An untrusted certificate raises both errors; it may be replaced soon.
             if isinstance(error, ValueError) and not isinstance(error, OSError):  # before anything was sent
-                raise RequestUnsendable("The request cannot be made. Check address, key and headers.") from error
+                raise RequestUnsendable("The request is invalid. Check address, key and headers.") from error
             is_late = isinstance(error, TimeoutError)
             raise RequestFailed("Request timed out." if is_late else "Connection error.") from error
         answer = HttpAnswer(response, self._raised)
@@ -228,11 +231,11 @@ class HttpTransport:
         return answer
 
     def _address(self, path: str) -> str:
-        """Return where a request goes; the query of the base address is part of each."""
+        """Return the URL of a request. The base address's query is part of each."""
         return self.base_url + path + (("&" if "?" in path else "?") + self._query if self._query else "")
 
     def _open(self) -> aiohttp.ClientSession:
-        """Make the session, which wants a running loop."""
+        """Create the session, which needs a running loop."""
         connector = _connector_class(self._aiohttp)(
             limit=CONNECTIONS_LIMIT, keepalive_timeout=IDLE_CONNECTION_SECONDS, ssl=self._ssl
         )
@@ -264,11 +267,11 @@ async def _note(_session: Any, context: Any, _parameters: Any, *, is_reused: boo
 
 
 def _connector_class(aiohttp: Any) -> Any:
-    """Return the class of our pools of connections."""
+    """Return our class of connection pools."""
 
     class Connector(aiohttp.TCPConnector):  # type: ignore[misc]
         async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:  # noqa: ASYNC109
-            """Connect, by no connection on which something came unasked: it would be taken for the answer."""
+            """Connect, but not over a connection with unsolicited data, which would be taken for the answer."""
             connection = await super().connect(req, traces, timeout)
             for _ in range(UNASKED_LIMIT):
                 if not connection.protocol.should_close:
@@ -282,13 +285,13 @@ def _connector_class(aiohttp: Any) -> Any:
 
 
 def _cut(transport: asyncio.Transport) -> None:
-    """Cut a connection that was given up while a server that reads nothing was sent a body."""
+    """Close a connection that was abandoned while its server was not reading the body."""
     if transport.is_closing() and transport.get_write_buffer_size():
         transport.abort()
 
 
 async def _whole(answer: HttpAnswer) -> bytes:
-    """Return a body and give the connection back; results of a batch may have any size."""
+    """Return a body and release the connection. A batch's results may have any size."""
     try:
         return b"".join([part async for part in answer.chunks()])
     finally:
@@ -296,8 +299,9 @@ async def _whole(answer: HttpAnswer) -> bytes:
 
 
 async def _refusal(answer: HttpAnswer) -> bytes:
-    """Return the body of a refused answer, or its beginning if it breaks off or never ends: the status counts."""
-    parts, size = [], 0
+    """Return the body of a refusal. If it breaks off or never ends, return its beginning: the status matters."""
+    parts = []
+    size = 0
     try:
         with contextlib.suppress(RequestFailed, TimeoutError):
             async with asyncio.timeout(CLOSING_SECONDS):
@@ -312,7 +316,7 @@ async def _refusal(answer: HttpAnswer) -> bytes:
 
 
 def _redirection(response: aiohttp.ClientResponse) -> str:
-    """Return where a redirection points, without a login and a query; empty if it is none."""
+    """Return the target of a redirect without credentials and query; empty if it is not a redirect."""
     if not 300 <= response.status < 400:
         return ""
     with contextlib.suppress(ValueError):
@@ -326,5 +330,5 @@ def _redirection(response: aiohttp.ClientResponse) -> str:
 def _decoded(content: bytes, charset: str | None) -> str:
     try:
         return content.decode(charset or "utf-8", "replace")
-    except (LookupError, UnicodeError):  # a charset that nobody knows, or that has no replacements
+    except (LookupError, UnicodeError):  # an unknown charset, or one without replacement characters
         return content.decode("utf-8", "replace")

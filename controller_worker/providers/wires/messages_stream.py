@@ -1,6 +1,6 @@
-"""Anthropic's Messages as a stream: events put together into the message that would have come in one piece.
+"""Anthropic's Messages as a stream: assembles events into the message that a call without streaming would return.
 
-Holds: a reply is whole only if it says why it stopped; thinking blocks keep their signatures.
+Holds: a reply is complete only if it has a stop reason. Thinking blocks keep their signatures.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _FIELDS: Mapping[str, tuple[str, str]] = {
     "input_json_delta": ("partial_json", "call"),
     "signature_delta": ("signature", ""),
 }
-"""By type of a delta: the field with the piece, and how it is shown."""
+"""By delta type: the field with the piece, and the kind of the streamed piece."""
 CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
-"""Calls of our tools, of the provider's, and of MCP servers that the provider asks."""
+"""Calls of our tools, the provider's tools, and MCP servers that the provider calls."""
 
 
 class MessagesStream:
-    """One reply on its way."""
+    """One reply in progress."""
 
     def __init__(self, on_delta: Callable[[Delta], None]) -> None:
         self._on_delta = on_delta
@@ -36,15 +36,15 @@ class MessagesStream:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the model has said why it stopped."""
+        """Whether the model has sent its stop reason."""
         return self._message is not None and bool(self._message.get("stop_reason"))
 
     def take(self, text: str) -> bool:
-        """Take in the text of the next event; return whether it ends the message.
+        """Process the text of the next event. Return whether it ends the message.
 
         Raises:
-            StreamedError: it is an error.
-            MalformedReplyError: it is not an event.
+            StreamedError: the event is an error.
+            MalformedReplyError: the text is not an event.
         """
         try:
             event = json.loads(text)
@@ -59,7 +59,7 @@ class MessagesStream:
         """Return the reply as a message.
 
         Raises:
-            MalformedReplyError: the stream has ended before the reply, or its parts are of no use.
+            MalformedReplyError: the stream ended before the reply did, or its parts are invalid.
         """
         if self._message is None or not self.is_whole:
             raise MalformedReplyError("The stream has ended before the reply.")
@@ -86,11 +86,12 @@ class MessagesStream:
                 self._message["stop_details"] = event["delta"].get("stop_details")
                 further = {"container": event["delta"], "context_management": event}
                 self._message |= {name: held[name] for name, held in further.items() if held.get(name)}
-                later = {name: count for name, count in counts_of(event).items() if count}  # gateways repeat nothing
+                # some gateways do not repeat fields
+                later = {name: count for name, count in counts_of(event).items() if count}
                 self._message["usage"] = {**counts_of(self._message), **later}
 
     def _take_delta(self, index: int, delta: Mapping[str, Any]) -> None:
-        if delta["type"] == "compaction_delta":  # the whole of it, in one piece
+        if delta["type"] == "compaction_delta":  # the complete value, in one piece
             self._blocks[index] |= {name: value for name, value in delta.items() if name != "type"}
         if delta["type"] == "citations_delta":
             self._blocks[index]["citations"] = [*(self._blocks[index].get("citations") or ()), delta["citation"]]
@@ -112,5 +113,5 @@ class MessagesStream:
             try:
                 block["input"] = json.loads(written)
             except (ValueError, RecursionError):
-                block["input"] = written  # the agent tells the model what is wrong with it
+                block["input"] = written  # the agent tells the model the problem
         return block

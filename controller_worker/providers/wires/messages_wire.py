@@ -1,8 +1,8 @@
-"""Anthropic's Messages on the wire: a request to bytes, a reply to a completion's parts.
+"""Anthropic's Messages on the wire: converts a request to bytes, and a reply to the parts of a completion.
 
-Holds: neighbouring messages of one role become one, so a tool's result directly follows its call; what the API refuses
-stays at home: texts without anything in them, thinking blocks that no Claude has signed, images of other types.
-Does not: know a stream.
+Holds: adjacent messages of one role become one, so a tool's result directly follows its call. Content that the API
+refuses is left out: empty texts, thinking blocks without Claude's signature, images of unsupported types.
+Does not: handle streams.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Any, Literal
 from broker.contract import ToolSpec
 from controller_worker.providers.errors import MalformedReplyError
 from controller_worker.providers.llm import ModelRequest, Usage
-from controller_worker.providers.messages.call_names import fitting, with_distinct_ids
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
-from controller_worker.providers.messages.tool_arguments import arguments_object
+from controller_worker.providers.messages.tool_calls import arguments_object, fitting, with_distinct_ids
 from controller_worker.providers.messages.written_messages import WrittenMessages, json_bytes
 from controller_worker.providers.strict_schemas import strict_schema, strict_tools
 from controller_worker.providers.strictness import LOOSE, Strict
@@ -48,21 +47,21 @@ class MessagesWire:
     """Writes requests.
 
     Attributes:
-        written: the messages so far.
+        written: the serialized messages so far.
     """
 
     def __init__(self, *, caching_prompt: bool, cache_lifetime: CacheLifetime = "5m", compacts: bool = False) -> None:
-        """Choose the form.
+        """Choose the format.
 
         Args:
-            compacts: the requests ask for compactions, and so may hold earlier ones.
+            compacts: the requests ask for compaction, and so may contain earlier compaction blocks.
         """
         self._caching_prompt = caching_prompt
         self._mark = CACHE_MARKS[cache_lifetime]
         self.written = WrittenMessages(lambda message: _join(_blocks(message, compacts=compacts)))
 
     def body(self, parameters: Mapping[str, Any], request: ModelRequest, strict: Strict = LOOSE) -> bytes:
-        """Return the JSON body of a request; `parameters` are its fields besides system, tools and messages."""
+        """Return the JSON body of a request. `parameters` are its fields besides system, tools and messages."""
         shown = with_distinct_ids(request.messages)
         marked = set(map(id, turn_ends(shown) if self._caching_prompt else ()))
         fields = dict(parameters)
@@ -79,8 +78,9 @@ class MessagesWire:
             fields["tools"] = [_tool(tool, schema) for tool, schema in zip(request.tools, schemas, strict=True)]
         if strict.output is not None:
             schema = strict_schema(strict.output, optional_as_null=False)
-            form = {"format": {"type": "json_schema", "schema": schema}} if schema is not None else {}
-            fields |= {"output_config": fields.get("output_config", {}) | form} if form else {}
+            if schema is not None:
+                form = {"format": {"type": "json_schema", "schema": schema}}
+                fields["output_config"] = fields.get("output_config", {}) | form
         if request.stop:
             fields["stop_sequences"] = list(request.stop)
         spoken = ((message.role, self._bytes(message, marked)) for message in shown)
@@ -98,17 +98,19 @@ class MessagesWire:
         if message.role == "system":
             return b""
         if id(message) in marked:
-            # The mark moves on with the next request, so these bytes are not worth remembering.
+            # The mark moves on with the next request, so these bytes are not worth caching.
             return _join(_with_mark(_blocks(message), self._mark))
         return self.written.bytes_of(message)
 
 
 def turn_ends(messages: Sequence[Message]) -> list[Message]:
-    """Return what the request before this one ended with, and what this one ends with: where cache marks belong.
+    """Return the last message of the previous request and of this one: the positions of the cache marks.
 
-    Claude finds a cached prefix by looking back from a mark, but no further than 20 blocks, and a turn with many calls
-    has more. The mark at the end of the previous request is where that one has put its prefix. With the system
-    prompt's, three of the four marks are used that Claude takes.
+    Claude finds a cached prefix by looking back from a mark, but at most 20 blocks, and a turn with many calls has
+    more.
+    The mark at the end of the previous request is where that request stored its prefix. Together with the system
+    prompt's
+    mark, this uses three of the four marks that Claude accepts.
     """
     ends: list[Message] = []
     is_wanted = True
@@ -121,9 +123,9 @@ def turn_ends(messages: Sequence[Message]) -> list[Message]:
 
 
 def _may_think(messages: Sequence[Message]) -> bool:
-    """Say whether a Claude with a budget for thinking may continue the current turn.
+    """Return whether a Claude with a thinking budget may think in the current turn.
 
-    It refuses a turn in which it has not thought from the start, such as one that another model began.
+    Claude refuses to think in a turn that started without thinking, such as a turn started by another model.
     """
     last = next((message for message in reversed(messages) if message.role == "assistant"), None)
     return last is None or not last.tool_calls or any(map(is_signed, last.thinking_blocks))
@@ -176,15 +178,15 @@ def _tool(tool: ToolSpec, strict: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def read_message(message: Any, *, is_joined: bool = False) -> Reply:
-    """Read a message, parsed from JSON.
+    """Convert a message, parsed from JSON.
 
     Args:
-        is_joined: it came in several parts.
+        is_joined: the message came in several parts.
 
     Raises:
-        MalformedReplyError: it has not the form.
+        MalformedReplyError: it violates the protocol.
         ContentPolicyError: it is a refusal.
-        NoResponseError: there is nothing in it.
+        NoResponseError: it has no content.
     """
     reply = read_part(message, is_joined=is_joined)
     details = message.get("stop_details")
@@ -192,7 +194,7 @@ def read_message(message: Any, *, is_joined: bool = False) -> Reply:
 
 
 def read_part(message: Any, *, is_joined: bool = False) -> Reply:
-    """Read a message, or the part of a turn that a pause has ended, whatever is in it; see `read_message`."""
+    """Convert a message, or one part of a paused turn, even without content; see `read_message`."""
     try:
         blocks = message["content"]
         stop_reason = str(message.get("stop_reason") or "")
@@ -219,13 +221,14 @@ def _tool_call(block: Mapping[str, Any]) -> ToolCall:
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
-    # A gateway's counts may be odd or many; what no call can have used is judged later.
+    # A gateway's counts may be of wrong types. Implausible values are replaced later.
     counted = [usage, *compaction_counts(usage)]
 
     def total(name: str) -> int:
         return sum(token_count(counts.get(name)) for counts in counted)
 
-    read, write = total("cache_read_input_tokens"), total("cache_creation_input_tokens")
+    read = total("cache_read_input_tokens")
+    write = total("cache_creation_input_tokens")
     return Usage(
         prompt_tokens=total("input_tokens") + read + write,
         completion_tokens=total("output_tokens"),

@@ -1,10 +1,10 @@
-"""From whatever a provider's client raises to our family of errors.
+"""Converts the exceptions of all provider clients to our errors.
 
-Exceptions are recognised by the names of their classes and by their HTTP status: importing four libraries to compare
-classes would cost seconds, and httpx, httpx2, openai, anthropic, aiohttp and litellm agree on the names.
+Exceptions are recognised by class name and HTTP status. Importing four libraries to compare classes would cost seconds,
+and httpx, httpx2, openai, anthropic, aiohttp and litellm agree on the names.
 
-Holds: every exception of a client becomes a `ModelError`; a text never shows one of the given secrets.
-Does not: decide about retries; each class of the family says whether it is retryable.
+Holds: every exception of a client becomes a `ModelError`. A text never contains one of the given secrets.
+Does not: decide about retries; each error class defines whether it is retryable.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)?", re.ASCII)
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 MASK = "<secret-hidden>"
 MASKED_FROM_CHARS = 8
-"""A shorter key is not a secret, and masking it would blot out ordinary words."""
+"""A shorter key is not masked: it is no secret, and the mask would replace ordinary words."""
 
 _BY_CLASS: tuple[tuple[frozenset[str], type[ModelError]], ...] = (
     (frozenset({"ContextWindowExceededError"}), ContextWindowError),
@@ -53,7 +53,7 @@ _BY_CLASS: tuple[tuple[frozenset[str], type[ModelError]], ...] = (
     (frozenset({"TransportError", "ClientError", "ConnectionError"}), ServiceUnavailableError),
     (frozenset({"APIConnectionError", "RequestFailed"}), ServiceUnavailableError),
 )
-"""By the names of a cause's class and its bases, in this order."""
+"""Error classes by the class names of a cause and its bases, in this order."""
 
 _BY_STREAMED_TYPE: Mapping[str, type[ModelError]] = {
     "invalid_request_error": BadRequestError,
@@ -66,8 +66,8 @@ _BY_STREAMED_TYPE: Mapping[str, type[ModelError]] = {
     "timeout_error": ModelTimeoutError,
     "overloaded_error": ServiceUnavailableError,
 }
-"""By the type of an error within a stream, which has no status but that in its body; any other is the provider's
-failure."""
+"""Error classes by the type of an error in a stream, whose only status is in its body. Any other type counts as the
+provider's failure."""
 
 _BY_STATUS: Mapping[int, type[ModelError]] = {
     400: BadRequestError,
@@ -95,13 +95,13 @@ _REMEDIES: Mapping[type[ModelError], str] = {
 
 
 FAILED = ("error", "insufficient_system_resource", "network_error")
-"""Why a reply has stopped where its provider failed: at OpenRouter and others, DeepSeek, GLM."""
+"""Stop reasons that mean a failed provider: at OpenRouter and others, DeepSeek, GLM."""
 
 
 class StreamedError(Exception):
-    """An error that came where a reply was due, with the body that an error reply would have had.
+    """An error in place of a reply, with the body of an error reply.
 
-    As an event of a stream, or, from some gateways, as a reply with the status 200.
+    It comes as an event of a stream or, from some gateways, as a reply with status 200.
     """
 
     def __init__(self, body: Mapping[str, Any]) -> None:
@@ -110,16 +110,16 @@ class StreamedError(Exception):
 
 
 def is_failure(reply: Mapping[str, Any]) -> bool:
-    """Say whether what came where a reply or a part of it was due is an error: of most, of older vLLM, of gateways."""
+    """Return whether a reply or a chunk is an error, in the formats of most servers, older vLLM and gateways."""
     if reply.get("error") or "error" in (reply.get("type"), reply.get("object")):
         return True
     return isinstance(reply.get("message"), str) and "code" in reply and "choices" not in reply
 
 
 def failure_of_choice(reply: Mapping[str, Any]) -> StreamedError | None:
-    """Return the error that stands in a choice beside what the model wrote until then, as OpenRouter puts it.
+    """Return the error that OpenRouter puts into a choice next to the partial text; None without one.
 
-    litellm calls such a reply a whole one, and keeps the error in a corner.
+    litellm treats such a reply as complete and keeps the error in a separate field.
     """
     choices = reply.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
@@ -133,7 +133,7 @@ def failure_of_choice(reply: Mapping[str, Any]) -> StreamedError | None:
 
 
 class BatchedError(Exception):
-    """An error that came as the result of one call of a batch, with status and body of an error reply."""
+    """An error as the result of one call of a batch, with the status and body of an error reply."""
 
     def __init__(self, body: Mapping[str, Any], status_code: int) -> None:
         super().__init__(str(body.get("message") or "The provider failed within a batch."))
@@ -151,12 +151,12 @@ URL_LIMIT_CHARS = 300
 
 
 def model_error(error: BaseException, *, secrets: Sequence[str] = (), now: datetime | None = None) -> ModelError:
-    """Return our error for an exception that a provider's client raised.
+    """Convert an exception of a provider's client to our error.
 
     Args:
-        error: what was raised; a `ModelError` anywhere in its chain of causes comes back as it is.
+        error: the exception; a `ModelError` anywhere in its chain of causes is returned unchanged.
         secrets: texts to mask, such as the key.
-        now: the time of the answer, for a Retry-After that is a date; None where there are no headers.
+        now: the time of the answer, for a Retry-After that is a date; None if there are no headers.
     """
     chain = _chain(error)
     for link in chain:
@@ -188,11 +188,11 @@ def _classify(chain: Sequence[BaseException], text: str) -> type[ModelError]:
 
 
 def _class_of_cause(chain: Sequence[BaseException]) -> type[ModelError]:
-    """Return the class by what was raised and by its status."""
+    """Return the error class for the exceptions and the status."""
     if any(isinstance(link, StreamedError) for link in chain):
         known = (_BY_STREAMED_TYPE[code] for code in _provider_codes(chain) if code in _BY_STREAMED_TYPE)
         return next(known, None) or _BY_STATUS.get(_status_in_body(chain), InternalServerError)
-    # The innermost cause knows best: some clients wrap a refused connection into a timeout.
+    # The innermost cause is the most specific: some clients wrap a refused connection into a timeout.
     for link in reversed(chain):
         names = {cls.__name__ for cls in type(link).__mro__}
         for class_names, error_class in _BY_CLASS:
@@ -202,7 +202,7 @@ def _class_of_cause(chain: Sequence[BaseException]) -> type[ModelError]:
     if status in _BY_STATUS:
         return _BY_STATUS[status]
     if 200 <= status < 300:
-        return MalformedReplyError  # it was a reply, and the client could not read it
+        return MalformedReplyError  # a reply that the client could not parse
     if 300 <= status < 400:
         return NotFoundError
     if status >= 500:
@@ -219,23 +219,24 @@ def _chain(error: BaseException | None) -> list[BaseException]:
 
 
 def _text(chain: Sequence[BaseException], secrets: Sequence[str]) -> str:
-    """Return what the provider said; without an error reply, what the innermost failure was."""
+    """Return the provider's error text; without an error reply, the innermost exception."""
     said = next((text for link in chain if (text := _said(link))), None)
-    # Some clients call a connection that was refused a request that timed out.
+    # Some clients report a refused connection as a timeout.
     refused = [str(link) for link in chain if type(link).__name__ in _NO_CONNECTION and str(link)]
     if said is None and refused:
         said = refused[0]
     if said is None:
-        first, last = chain[0], chain[-1]
+        first = chain[0]
+        last = chain[-1]
         said = str(first) or type(first).__name__
         if last is not first and str(last) and str(last) not in said:
             said += f" ({' '.join(str(last).split())})"
-    said = said.partition("\nTraceback (most recent call last)")[0]  # litellm quotes one for a key that is missing
+    said = said.partition("\nTraceback (most recent call last)")[0]  # litellm quotes this when the key is missing
     return masked(said, secrets)[:PROVIDER_TEXT_LIMIT_CHARS]
 
 
 def masked(text: str, secrets: Sequence[str]) -> str:
-    """Return a text without the secrets in it."""
+    """Return a text with the secrets masked."""
     for secret in secrets:
         if len(secret) >= MASKED_FROM_CHARS:
             text = text.replace(secret, MASK)
@@ -243,9 +244,9 @@ def masked(text: str, secrets: Sequence[str]) -> str:
 
 
 def _url(chain: Sequence[BaseException]) -> str:
-    """Return where a request was sent, without a query and a password; empty if no exception knows."""
+    """Return the URL of the request without query and password; empty if no exception has it."""
     for link in chain:
-        if type(link).__module__.startswith("litellm"):  # what it invents for other clients' errors is another address
+        if type(link).__module__.startswith("litellm"):  # for other clients' errors, litellm makes up an address
             continue
         request = getattr(getattr(link, "response", None), "request", None) or getattr(link, "request", None)
         parts = urlsplit(str(getattr(request, "url", "")))
@@ -256,7 +257,7 @@ def _url(chain: Sequence[BaseException]) -> str:
 
 def _said(error: BaseException) -> str | None:
     body = getattr(error, "body", None)
-    if isinstance(body, Mapping) and isinstance(body.get("error"), str):  # Ollama's and LM Studio's form
+    if isinstance(body, Mapping) and isinstance(body.get("error"), str):  # the format of Ollama and LM Studio
         return body["error"] or None
     message = _in_body(error, "message")
     return message if isinstance(message, str) and message else None
@@ -269,13 +270,13 @@ def _provider_codes(chain: Sequence[BaseException]) -> list[str]:
 
 
 def _status_in_body(chain: Sequence[BaseException]) -> int:
-    """Return the status that vLLM, OpenRouter and others write into an error as its code; 0 for none."""
+    """Return the status that vLLM, OpenRouter and others put into an error as its code; 0 for none."""
     codes = (str(_in_body(link, "code")) for link in chain)
     return next((int(code) for code in codes if len(code) == 3 and code.isdecimal()), 0)
 
 
 def _in_body(error: BaseException, name: str) -> Any:
-    """Return a field of the error reply; Anthropic nests it in `error`, the openai client has unpacked it."""
+    """Return a field of the error reply. Anthropic nests it in `error`; the openai client has unpacked it."""
     body = getattr(error, "body", None) or _body_of_text(error)
     if isinstance(body, Mapping) and isinstance(body.get("error"), Mapping):
         body = body["error"]
@@ -283,9 +284,9 @@ def _in_body(error: BaseException, name: str) -> Any:
 
 
 def _body_of_text(error: BaseException) -> Any:
-    """Return the body of an error reply that is all the text of an exception, as litellm's own HTTP client has it.
+    """Return the error reply's body, if the exception's text consists of it, as with litellm's own HTTP client.
 
-    Of a reply that was to be streamed, it has the bytes as Python writes them.
+    For a streamed call, that text is the repr of the bytes.
     """
     text = str(error)
     if text.startswith(("b'", 'b"')):
@@ -315,11 +316,11 @@ def _retry_after_seconds(chain: Sequence[BaseException], now: datetime | None) -
 
 
 def retry_after_seconds(headers: Mapping[str, str], now: datetime | None) -> float | None:
-    """Read `retry-after-ms` or `Retry-After` (seconds or an HTTP date), never negative; None if absent or unreadable.
+    """Parse `retry-after-ms` or `Retry-After` (seconds or an HTTP date). Never negative; None if absent or unreadable.
 
     Args:
         headers: with case-insensitive or lower-case names.
-        now: what an HTTP date is compared with; None: a date is not read.
+        now: the time to compare an HTTP date with; None: dates are ignored.
     """
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         seconds = _duration_seconds(headers.get(name), unit)
@@ -330,18 +331,18 @@ def retry_after_seconds(headers: Mapping[str, str], now: datetime | None) -> flo
     try:
         due = email.utils.parsedate_to_datetime(headers.get("retry-after", ""))
         return max((due.replace(tzinfo=due.tzinfo or UTC) - now).total_seconds(), 0.0)
-    except (ValueError, OverflowError, TypeError):  # no date, or one that no calendar has
+    except (ValueError, OverflowError, TypeError):  # not a date, or one outside of the calendar
         return None
 
 
 def _duration_seconds(text: Any, unit: float = 1.0) -> float | None:
-    """Read a duration such as `7`, `0.5`, `20s` or `250ms`; None for anything else."""
+    """Parse a duration such as `7`, `0.5`, `20s` or `250ms`; None for anything else."""
     found = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
     return float(found[1]) * (_UNITS[found[2]] if found[2] else unit) if found else None
 
 
 def _told_delay_seconds(body: Any) -> float | None:
-    """Return the `retryDelay` among the details of an error of Google's; it may be in a list of one."""
+    """Return the `retryDelay` in the details of a Google error, which may be in a list of one."""
     if isinstance(body, list) and body:
         body = body[0]
     error = body.get("error", body) if isinstance(body, Mapping) else None

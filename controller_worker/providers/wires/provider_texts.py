@@ -1,7 +1,7 @@
-"""What providers write into their errors, and what it means: the only place that reads their texts.
+"""Recognizes the texts of providers' errors. No other module reads these texts.
 
-Holds: a text or a code that is listed decides before a status does; wordings that nobody has listed are recognised by
-what they say, if the status is that of a request which cannot be answered.
+Holds: a listed text or code takes precedence over the status. Unlisted wordings of an overflow are recognised by common
+phrases, if the status allows an overflow.
 Does not: find the text in an exception; `provider_errors` does.
 """
 
@@ -28,7 +28,7 @@ CONTEXT_WINDOW_TEXTS = (
     "the request exceeds the available context size",
     "context length exceeded",
 )
-"""As in OpenHands; further, `sambanovaexception` together with `maximum context length`."""
+"""As in OpenHands, plus `sambanovaexception` together with `maximum context length`."""
 OTHER_CONTEXT_WINDOW_TEXTS = (
     # vLLM and most others; vLLM; SGLang
     *("model's maximum context l", "too long to fit into the model", "longer than the maximum model length"),
@@ -57,7 +57,7 @@ OTHER_CONTEXT_WINDOW_TEXTS = (
     *("context size has been exceeded", "context_length_exceeded"),
     *("but the configured context size is", "maximum allowed input length of", "exceeds the context length"),
 )
-"""Of servers that are asked directly here, and by litellm in OpenHands, which knows most of them."""
+"""Texts of servers that are called directly here. OpenHands calls them through litellm, which knows most texts."""
 
 _BY_TEXT: tuple[tuple[tuple[str, ...], type[ModelError]], ...] = (
     ((*CONTEXT_WINDOW_TEXTS, *OTHER_CONTEXT_WINDOW_TEXTS), ContextWindowError),
@@ -80,7 +80,7 @@ _BY_TEXT: tuple[tuple[tuple[str, ...], type[ModelError]], ...] = (
     (("closed the responses stream before any terminal event",), MalformedReplyError),
     (("unknown items in responses api response: []",), NoResponseError),
 )
-"""By text in lower case; `&` joins texts that must all be there."""
+"""Error classes by text in lower case; `&` joins texts that must all occur."""
 
 BY_PROVIDER_CODE: Mapping[str, type[ModelError]] = {
     "context_length_exceeded": ContextWindowError,
@@ -101,7 +101,7 @@ BY_PROVIDER_CODE: Mapping[str, type[ModelError]] = {
     "model_max_prompt_tokens_exceeded": ContextWindowError,
     "string_above_max_length": ContextWindowError,
 }
-"""By the machine-readable code, or else the type, in the body of an error reply."""
+"""Error classes by the machine-readable code, or else the type, in the body of an error reply."""
 
 _TOO_LONG = re.compile(
     # The prompt is too long; the request was too large for the model (but not a picture in it)
@@ -116,13 +116,13 @@ _TOO_LONG = re.compile(
     r"|\binputs tokens \+ max_new_tokens must\b|= max_seq_len \(|\bcurrent length is \d+ while limit is \d+",
     re.ASCII | re.DOTALL,
 )
-"""What the wordings of an overflow have in common, in lower case."""
+"""Matches the common wordings of an overflow, in lower case."""
 _OF_A_REPLY = re.compile(r"\bmax_(completion_|output_)?tokens\b.{0,20}(too large|exceeds|: \d+ >)", re.ASCII)
-"""Of a limit that was set for the reply, which no shorter prompt changes."""
+"""Matches an error about the reply's limit, which a shorter prompt does not fix."""
 
 
 def class_of_text(text: str) -> type[ModelError] | None:
-    """Return what a listed text means, or None."""
+    """Return the error class of a listed text, or None."""
     lower = text.lower()
     for needles, error_class in _BY_TEXT:
         if any(all(part in lower for part in needle.split("&")) for needle in needles):
@@ -131,6 +131,6 @@ def class_of_text(text: str) -> type[ModelError] | None:
 
 
 def is_overflow(text: str) -> bool:
-    """Say whether the text of a request that was refused, or at which a server failed, calls its prompt too long."""
+    """Return whether a refused or failed request's text says that the prompt is too long."""
     lower = text.lower()
     return _TOO_LONG.search(lower) is not None and _OF_A_REPLY.search(lower) is None

@@ -1,7 +1,7 @@
-"""What a provider's headers say is left of a quota, in one vocabulary.
+"""Remaining quota from a provider's headers, in one vocabulary.
 
-Holds: what is no count is left out.
-Does not: read when a quota is full again; that is the governor's to work out from its limits.
+Holds: values that are not counts are left out.
+Does not: read when a quota resets; the governor computes that from its limits.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _LEFT = {
 
 
 def quota_left(headers: Mapping[str, str], *, prefix: str = "") -> dict[str, int]:
-    """Return how many requests and tokens are left: `requests`, `input`, `output`, `tokens` → how many.
+    """Return the remaining `requests`, `input`, `output` and `tokens`, as far as the headers name them.
 
     Args:
-        headers: names in lower case, or of any case where the mapping does not mind.
-        prefix: what stands before each name.
+        headers: names in lower case, or a case-insensitive mapping.
+        prefix: precedes each header name.
     """
     found: dict[str, int] = {}
     for header, what in _LEFT.items():

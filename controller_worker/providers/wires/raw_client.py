@@ -1,8 +1,8 @@
-"""A call over the transport of a backend, which logs in, connects and raises: aiohttp, or Anthropic's SDK.
+"""A call over a backend's transport (aiohttp or Anthropic's SDK), which authenticates, connects and raises.
 
-Holds: one attempt per request; the time of a whole reply and each silence in it are limited; what fails is an error of
-our family; this keeps no body while its answer is waited for.
-Does not: know what is sent and what an answer means, or import a client.
+Holds: one attempt per request. The whole reply and each silence in it have a time limit. Every failure is one of our
+errors. The request body is not kept while the answer is pending.
+Does not: know the content of requests and answers, or import a client.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from controller_worker.providers.wires.provider_errors import (
 )
 
 CONNECTIONS_LIMIT = 10_000
-"""Of one client. Fewer than a worker holds conversations, and calls would wait for each other unseen."""
+"""Per client. With fewer connections than conversations per worker, calls would silently queue."""
 IDLE_CONNECTION_SECONDS = 30.0
 PIECE_BYTES = 256 * 1024
-"""How much of a body is given to the connection at once."""
+"""The size of a piece of a request body."""
 
 
 class Answer(Protocol):
@@ -46,15 +46,15 @@ class Answer(Protocol):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Its headers; names in any case."""
+        """The headers; names in any case."""
         ...
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """Yield its body."""
+        """Yield the body."""
         ...
 
     async def aclose(self) -> None:
-        """Give its connection back."""
+        """Release the connection."""
         ...
 
 
@@ -62,8 +62,8 @@ class Transport(Protocol):
     """The connections to one provider.
 
     Attributes:
-        failures: what it raises.
-        broken: those of them that say that the connection has failed.
+        failures: the exceptions that it raises.
+        broken: those of them that mean a failed connection.
     """
 
     failures: tuple[type[Exception], ...]
@@ -72,7 +72,7 @@ class Transport(Protocol):
     async def post(
         self, path: str, body: bytes, headers: Mapping[str, str], *, read_seconds: float | None = None
     ) -> Answer:
-        """Post a body and return the answer; `read_seconds`, if given, limits its silences instead of the settings."""
+        """Post a body and return the answer. `read_seconds` overrides the limit of silences in the settings."""
         ...
 
     async def request(self, method: str, path: str, headers: Mapping[str, str], content: bytes | None = None) -> bytes:
@@ -85,24 +85,24 @@ class Transport(Protocol):
 
 
 class StreamedReply(Protocol):
-    """A reply that comes in events."""
+    """A reply that arrives as events."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether the model has said all of it; its usage may be missing."""
+        """Whether the model has sent the complete reply; its usage may still be missing."""
         ...
 
     def take(self, text: str) -> bool:
-        """Take in the text of the next event; return whether it is the last one of the protocol."""
+        """Process the text of the next event. Return whether it is the last one of the protocol."""
         ...
 
     def reply(self) -> Any:
-        """Return the reply that would have come in one piece, once all events are taken."""
+        """Return the assembled reply after the last event, as a call without streaming would return it."""
         ...
 
 
 class RawClient:
-    """One client."""
+    """Makes calls over one transport."""
 
     def __init__(self, transport: Transport, config: LLMConfig, clock: Clock) -> None:
         self.transport = transport
@@ -120,11 +120,11 @@ class RawClient:
         *,
         stream: Callable[[Callable[[Delta], None]], StreamedReply] | None,
     ) -> tuple[Any, Mapping[str, str]]:
-        """Return the reply to a call, parsed from JSON or put together from its events, and its headers.
+        """Return the reply of a call, parsed from JSON or assembled from events, and its headers.
 
         Args:
-            request: what `body` was made of. Its `carry` makes the call instead, if there is one.
-            stream: makes the reader of a streamed reply; None: it comes in one piece.
+            request: the source of `body`. If it has a `carry`, that makes the call instead.
+            stream: creates the reader of a streamed reply; None: the reply comes in one piece.
 
         Raises:
             ModelError: the call failed.
@@ -146,7 +146,7 @@ class RawClient:
             try:
                 if streamed is None:
                     return parsed(await whole_reply(response.chunks())), response.headers
-                if "json" in response.headers.get("content-type", ""):  # the first byte may come with the last one
+                if "json" in response.headers.get("content-type", ""):  # the server may send the whole reply at once
                     limits = StreamLimits(self._config.read_timeout, self._config.read_timeout)
                 whole = None
                 try:
@@ -154,7 +154,7 @@ class RawClient:
                 except self._lost:
                     if not streamed.is_whole:
                         raise
-                # Servers and gateways that do not stream answer in JSON all the same, under any type.
+                # Servers and gateways without streaming still answer in JSON, with any content type.
                 return parsed(whole) if whole is not None else streamed.reply(), response.headers
             finally:
                 await response.aclose()
@@ -162,11 +162,11 @@ class RawClient:
     async def request(
         self, method: str, path: str, headers: Mapping[str, str], *, content: bytes | None = None
     ) -> bytes:
-        """Make a request of another kind than a call and return the body of the answer; raises `ModelError`."""
+        """Make a request other than a call and return the body of the answer. Raises `ModelError`."""
         return await self.wait_for(self.transport.request(method, path, headers, content))
 
     async def wait_for(self, answer: Awaitable[bytes]) -> bytes:
-        """Return what the transport answers; raises `ModelError`."""
+        """Await an answer of the transport. Raises `ModelError`."""
         async with self._errors_told():
             return await answer
 
@@ -176,14 +176,14 @@ class RawClient:
 
     @contextlib.asynccontextmanager
     async def _errors_told(self) -> AsyncIterator[None]:
-        """Limit the time of what is done within, and turn its errors into ours."""
+        """Limit the total time of the block and convert its errors to ours."""
         limit_seconds = self._config.total_timeout_seconds
         try:
             async with asyncio.timeout(limit_seconds):
                 yield
         except TimeoutError as error:
             raise ModelTimeoutError(f"There was no whole reply within {limit_seconds:g} s.") from error
-        except MalformedReplyError as error:  # some servers echo what they were sent
+        except MalformedReplyError as error:  # some servers echo the request
             secrets = self._config.secrets
             shown = masked(error.provider_text, secrets)
             raise MalformedReplyError(masked(error.message, secrets), provider_text=shown) from error.__cause__
@@ -192,7 +192,7 @@ class RawClient:
 
 
 async def pieces_of(body: bytes) -> AsyncIterator[bytes | memoryview]:
-    """Yield a body, which is forgotten once it is sent: the answer takes much longer."""
+    """Yield a body in pieces. It is freed once it is sent, because the answer takes much longer."""
     if len(body) > PIECE_BYTES:
         view = memoryview(body)
         for start in range(0, len(body), PIECE_BYTES):
@@ -202,20 +202,20 @@ async def pieces_of(body: bytes) -> AsyncIterator[bytes | memoryview]:
 
 
 def is_streamed(request: ModelRequest, *, is_long: bool) -> bool:
-    """Say whether a call asks for a stream: somebody watches, or the reply may be a long one; in a batch none does."""
+    """Return whether a call is streamed: a client watches, or the reply may be long. Batched calls never are."""
     return request.carry is None and (request.on_delta is not None or is_long)
 
 
 def unseen(_: Delta) -> None:
-    """Watch a stream for nobody."""
+    """Ignore a piece: the stream has no watcher."""
 
 
 def parsed(content: bytes) -> Any:
-    """Return the body of a successful reply, parsed.
+    """Parse the body of a successful reply.
 
     Raises:
         MalformedReplyError: it is not JSON.
-        StreamedError: it is an error all the same.
+        StreamedError: it contains an error despite its status.
     """
     try:
         reply = json.loads(content)
@@ -231,7 +231,7 @@ def parsed(content: bytes) -> Any:
 
 
 def timeouts(http: ModuleType, config: LLMConfig, read_seconds: float) -> Any:
-    """Return the limits of a client or a request, of the type that the module has for them."""
+    """Return the timeouts of a client or a request, as an object of the given HTTP module."""
     return http.Timeout(
         connect=config.connect_timeout,
         read=read_seconds,
@@ -241,10 +241,10 @@ def timeouts(http: ModuleType, config: LLMConfig, read_seconds: float) -> Any:
 
 
 def connections(http: ModuleType, config: LLMConfig) -> dict[str, Any]:
-    """Return how a client of the module keeps its connections."""
+    """Return the connection options of a client of the given HTTP module."""
     return {
         "timeout": timeouts(http, config, config.read_timeout),
         "limits": http.Limits(max_connections=CONNECTIONS_LIMIT, keepalive_expiry=IDLE_CONNECTION_SECONDS),
-        # A redirect would carry prompt and key to wherever it points.
+        # A redirect would carry prompt and key to any address.
         "follow_redirects": False,
     }

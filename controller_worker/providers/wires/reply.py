@@ -1,7 +1,7 @@
-"""What every wire form reads from a reply, before it is timed and priced.
+"""The common fields of a reply in all wire formats, before latency and cost are added.
 
-Holds: why a reply has stopped decides what it is: a refusal is no reply, whatever stands before it, and a call that the
-limit of length has cut is not carried out.
+Holds: the stop reason decides how a reply is used. A refusal is an error, whatever text precedes it. A call cut off by
+the length limit does not run.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ CUT_CALL = (
     "This call was not carried out: the reply reached its limit of length within it. "
     "Call it again with shorter arguments, or in several steps."
 )
-"""What the model reads."""
+"""The text that the model reads."""
 LARGEST_COST_USD = 10_000.0
-"""No call costs more."""
+"""The largest plausible cost of a call."""
 TOKENS_LIMIT = 1_000_000_000
-"""More is not a number of tokens, and nothing that budgets could count."""
+"""The largest plausible token count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The parts of a completion that a reply holds; see `Completion`.
+    """The parts of a completion that a reply contains; see `Completion`.
 
     Attributes:
-        service_tier: that the provider has used; empty if it does not say.
-        told_usd: what the provider says that the call cost; None if it does not say.
+        service_tier: the tier reported by the provider; empty without one.
+        told_usd: the cost reported by the provider; None without one.
     """
 
     text: str
@@ -69,35 +69,35 @@ class Reply:
 
 
 def usable(reply: Reply, *, refusal: str = "") -> Reply:
-    """Return what may be used of a reply.
+    """Return the usable part of a reply.
 
     Args:
-        refusal: the model's or the provider's own words for not answering.
+        refusal: the model's or the provider's text of a refusal.
 
     Raises:
         ContentPolicyError: the answer was refused.
-        NoResponseError: there is nothing in it.
+        NoResponseError: the reply is empty.
     """
     is_empty = not (reply.text or reply.tool_calls)
     if reply.stop_reason == "content_filter" or (not reply.text and refusal):
         raise ContentPolicyError(refusal or "The model refused to answer.", provider_text=refusal)
     if is_empty:
         raise NoResponseError("The reply has no content.")
-    if reply.stop_reason == "length" and reply.tool_calls:  # only the last one can be cut
+    if reply.stop_reason == "length" and reply.tool_calls:  # only the last call can be cut off
         *whole, last = reply.tool_calls
         return replace(reply, tool_calls=(*whole, replace(last, problem=last.problem or CUT_CALL)))
     return reply
 
 
 def token_count(value: Any) -> int:
-    """Return a number of tokens as a provider gave it; what is no count is 0, so that no cost is negative or absurd."""
+    """Return a provider's token count; 0 if it is not a count, so that no cost is negative or absurd."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= TOKENS_LIMIT else 0
 
 
 def told_usd(value: Any) -> float | None:
-    """Return what a provider or a gateway says that a call cost, or None if it says nothing that can be true."""
+    """Return the cost reported by a provider or a gateway; None without a plausible one."""
     try:
         cost = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -108,6 +108,6 @@ def told_usd(value: Any) -> float | None:
 
 
 def counts_of(reply: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the usage of a reply; one of another form is none: the reply is paid for, and no worse for it."""
+    """Return the usage of a reply; empty if it is malformed, because the reply is paid for and usable."""
     usage = reply.get("usage")
     return usage if isinstance(usage, Mapping) else {}

@@ -1,15 +1,15 @@
-"""What a model has thought and wants to read again: how a reply keeps it, and how the history sends it.
+"""A model's thinking blocks: how a reply stores them, and how the history sends them back.
 
-A reply keeps blocks, as its provider wrote them:
+A reply stores blocks as its provider wrote them:
 
     {"type": "thinking", "thinking"}                                `reasoning_content` of DeepSeek, Kimi and others
     {"type": "thinking", "thinking", "signature"}, redacted too     Claude's
     {"type": "reasoning", "id", "summary", "encrypted_content"}     an item of OpenAI's Responses
-    {"type": "call", "id", …}                                       what Gemini has attached to a call: its signature;
-                                                                    `place` in the reply where its id names no call
-    {"type": "claude", …}                                           what else Claude wrote: see `claude_blocks`
+    {"type": "call", "id", …}                                       Gemini's attachment to a call: its signature;
+                                                                    `place` in the reply if its id names no call
+    {"type": "claude", …}                                           Claude's other blocks: see `claude_blocks`
 
-Holds: a model gets back its own form alone; what another family has thought is left out.
+Holds: a model gets only blocks in its own format. Blocks of other families are left out.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from controller_worker.providers.messages.call_names import fitting
+from controller_worker.providers.messages.tool_calls import fitting
 from controller_worker.providers.model_features import ThoughtForm
 
 OF_A_CALL = ("extra_content", "provider_specific_fields")
-"""Fields of a call that hold what its provider wants back: of Gemini itself, and of litellm."""
+"""Fields of a call that must be sent back to its provider: Gemini's own, and litellm's."""
 
 CLAUDE, CLAUDE_EDITS = "claude", "claude_edits"
-"""Types of the blocks that only Anthropic's Messages bring; see `claude_blocks`."""
+"""Types of blocks that only Anthropic's Messages contain; see `claude_blocks`."""
 
 Block = Mapping[str, Any]
 
 
 def is_signed(block: Block) -> bool:
-    """Say whether a thinking block comes from Claude, which takes no others back."""
+    """Return whether a thinking block is signed by Claude, which accepts no others."""
     return block.get("type") in ("thinking", "redacted_thinking") and ("signature" in block or "data" in block)
 
 
 def thoughts_of(message: Mapping[str, Any], model: str) -> tuple[dict[str, Any], ...]:
-    """Return the blocks of a message of Chat Completions; those that have not the form are left out.
+    """Return the thinking blocks of a Chat Completions message, leaving out malformed ones.
 
     Args:
-        model: that has written it, as its provider names it.
+        model: the author of the message, as its provider names it.
 
     Raises:
-        TypeError, AttributeError: the message has not the form.
+        TypeError, AttributeError: the message violates the protocol.
     """
     blocks = [dict(block) for block in message.get("thinking_blocks") or () if _has_type(block)]
-    if "gemini" in model.lower():  # litellm gives them signatures, which Claude would take for its own and refuse
+    if "gemini" in model.lower():  # litellm adds signatures, which Claude would take for its own and refuse
         blocks = [{name: value for name, value in block.items() if name != "signature"} for block in blocks]
     thought = message.get("reasoning_content") or message.get("reasoning")
     if not blocks and isinstance(thought, str):
@@ -67,7 +67,7 @@ def _has_type(block: Any) -> bool:
 
 
 def thought_fields(blocks: Iterable[Block], form: ThoughtForm) -> dict[str, Any]:
-    """Return the fields of an assistant's message that hold its thoughts in this form; none where it has none."""
+    """Return the fields of an assistant's message that hold its thinking in this format; empty without thinking."""
     match form:
         case "signed":
             signed = [dict(block) for block in blocks if is_signed(block)]
@@ -82,7 +82,7 @@ def thought_fields(blocks: Iterable[Block], form: ThoughtForm) -> dict[str, Any]
 
 
 def attach(blocks: Iterable[Block], calls: list[dict[str, Any]]) -> None:
-    """Give written calls back what their provider has attached to them."""
+    """Add the attachments of their provider to serialized calls."""
     attached = {fitting(str(block.get("id"))): block for block in blocks if block.get("type") == "call"}
     for call in calls:
         block = attached.get(call["id"], {})

@@ -1,10 +1,10 @@
 """Starts the proxy of a workspace: `python -I -m tool_worker.sandbox.egress <conversation id>`.
 
-What it may do comes as JSON on standard input. It serves on a listening socket that was made inside the sandbox, which
-is the sandbox's only way to it; its other connections begin in the machine's network.
+Its rules come as JSON on standard input. It serves a listening socket that was created inside the sandbox, which is the
+sandbox's only way to it. Its outgoing connections start in the machine's network.
 
-Holds: it ends when the program at the other end of its control socket does, which lives as long as the workspace's
-processes, and not earlier; refusals are reported there and, up to a limit, in its log.
+Holds: it ends exactly when the program at the other end of its control socket ends, which lives as long as the
+workspace's processes. Refusals are reported to that socket and, up to a limit, to its log.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 
 from broker.contract import host_rules
 from broker.runtime import AddressRules
-from tool_worker.sandbox.egress.descriptors import CONTROL_FD, EGRESS_LISTENER_FD
+from tool_worker.sandbox.egress import CONTROL_FD, EGRESS_LISTENER_FD
 from tool_worker.sandbox.egress.proxy import EgressProxy, EgressRules
 
 LOGGED_REFUSALS = 1000
@@ -31,7 +31,7 @@ class Reports:
         self._count = 0
 
     def __call__(self, target: str, why: str) -> None:
-        """Tell one refusal; a report that cannot be delivered at once is dropped."""
+        """Report one refusal. A report that cannot be sent without waiting is dropped."""
         self._count += 1
         if self._count > LOGGED_REFUSALS:
             return
@@ -44,7 +44,7 @@ class Reports:
 
 
 async def serve() -> None:
-    """Serve until the other end of the control socket is gone."""
+    """Serve until the other end of the control socket closes."""
     settings = json.load(sys.stdin)
     rules = EgressRules(
         hosts=host_rules(settings["allow"]),
@@ -62,7 +62,7 @@ async def serve() -> None:
 
 
 def main() -> None:
-    """Serve, and end quietly."""
+    """Serve, then exit without output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         asyncio.run(serve())

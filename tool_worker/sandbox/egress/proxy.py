@@ -1,12 +1,12 @@
 """An HTTP proxy that lets a workspace reach the hosts on its list and nothing else.
 
 Holds:
-    - A name is looked up here, once, and the proxy connects to the exact address that it has checked.
-    - One request for each connection. Requests and answers are parsed and written again by `h11`, never forwarded as
-      they came, so the other side cannot read a second request in one. Encrypted traffic is forwarded as it is.
-    - Connections, their silence and their bytes are bounded. Silent connections make room for others: of those that
-      have sent no request yet, and of those that transfer nothing, the oldest ends first.
-Does not: look into encrypted connections: a host on the list that serves others' content may be reached for that too.
+    - A name is looked up once, by the proxy, which connects to the exact address that it checked.
+    - One request per connection. `h11` parses requests and answers and writes them anew, so the other side cannot find
+      a second request inside one. Encrypted traffic is forwarded unchanged.
+    - Connections, their silence and their bytes are limited. Silent connections make room for new ones: the oldest
+      without a request, or the longest idle, ends first.
+Does not: inspect encrypted connections. A listed host that serves other sites' content gives access to that, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONNECT_LIMIT_SECONDS = 15.0
 PIECE_BYTES = 64 * 1024
 CLOSE_LIMIT_SECONDS = 5.0
 
-# What speaks of one connection and not of the request; a proxy passes none of it on (RFC 9110, 7.6.1).
+# Headers about the connection, not the request. A proxy forwards none of them (RFC 9110, 7.6.1).
 HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"}
     | {b"trailer", b"upgrade", b"http2-settings"}
@@ -41,15 +41,15 @@ Report = Callable[[str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class EgressRules:
-    """What one workspace may do.
+    """The permissions of one workspace.
 
     Attributes:
-        hosts: which it may reach; a name must be on the list, and all its addresses that are used in `addresses`.
-        connections: that have asked for something, at once.
-        waiting: connections that have not asked yet, at once.
-        idle_seconds: of silence, after which a connection makes room for another when there are too many.
-        limit_bytes: in both directions together, for as long as its host lives.
-        silence_seconds: after which a connection ends.
+        hosts: the allowed hosts. A name must be listed, and all its addresses in use must be in `addresses`.
+        connections: maximum number of open connections with a request.
+        waiting: maximum number of open connections without a request.
+        idle_seconds: a connection silent for this long makes room for another one when there are too many.
+        limit_bytes: total of both directions during the life of the host.
+        silence_seconds: a connection silent for this long ends.
     """
 
     hosts: tuple[HostRule, ...]
@@ -62,7 +62,7 @@ class EgressRules:
 
 
 class Refused(Exception):
-    """A request that is not carried out; `why` is for the model that made it."""
+    """A refused request. The model that made it reads `why`."""
 
     def __init__(self, status: int, target: str, why: str) -> None:
         super().__init__(why)
@@ -76,7 +76,7 @@ class EgressProxy:
 
     Args:
         report: Called with every refusal.
-        resolve: Looks a name up; the machine's own resolver by default.
+        resolve: Looks up a name; the machine's own resolver by default.
     """
 
     def __init__(self, rules: EgressRules, report: Report, resolve: Resolve | None = None) -> None:
@@ -89,11 +89,11 @@ class EgressProxy:
         self._bytes = 0
 
     async def serve(self, listener: socket.socket) -> asyncio.Server:
-        """Begin to serve on a listening socket, wherever that socket's network is."""
+        """Start serving a listening socket, in whatever network it is."""
         return await asyncio.start_server(self._meet, sock=listener, limit=PIECE_BYTES)
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection; nothing that happens on it ends the proxy."""
+        """Serve one connection. No error on it ends the proxy."""
         client = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_LIMIT_BYTES)
         try:
             await self._serve(_Side(client, reader, writer))
@@ -102,7 +102,7 @@ class EgressProxy:
             with suppress(OSError, h11.ProtocolError, TimeoutError):
                 await _answer(_Side(client, reader, writer), refused.status, refused.why)
         except (OSError, h11.ProtocolError, TimeoutError, asyncio.IncompleteReadError):
-            pass  # one of the two has gone
+            pass  # one side has closed the connection
         finally:
             await _closed(writer)
 
@@ -128,7 +128,7 @@ class EgressProxy:
             self._open -= 1
 
     async def _request(self, client: _Side) -> h11.Request | None:
-        """Wait for what a connection asks; None if it ends before."""
+        """Wait for the request of a connection; None if the connection ends first."""
         if len(self._waiting) >= self._rules.waiting:
             oldest = next(iter(self._waiting))
             del self._waiting[oldest]
@@ -139,7 +139,7 @@ class EgressProxy:
                 request = await client.next()
         except h11.RemoteProtocolError as error:
             if client.writer not in self._waiting:
-                return None  # it had to make room
+                return None  # the connection had to make room
             raise Refused(
                 error.error_status_hint, "?", f"This is not a request that the proxy takes: {error}."
             ) from error
@@ -148,7 +148,7 @@ class EgressProxy:
         return request if isinstance(request, h11.Request) else None
 
     def _end_most_silent(self) -> bool:
-        """End the connection that has passed nothing on for longest, if that is long; return whether there was one."""
+        """End the longest idle connection, if it is idle for long enough. Return whether one was ended."""
         passage = min(self._passages, key=lambda passage: passage.heard, default=None)
         now = asyncio.get_running_loop().time()
         if passage is None or now - passage.heard < self._rules.idle_seconds:
@@ -168,7 +168,7 @@ class EgressProxy:
             self._passages.discard(passage)
 
     async def _connected(self, host: str, port: int) -> _Origin:
-        """Connect to a host that may be reached."""
+        """Connect to an allowed host."""
         target = authority(host, port)
         if not any(rule.allows(host, port) for rule in self._rules.hosts):
             raise Refused(403, target, f"{target} is not among the hosts that this workspace may reach (its `allow`).")
@@ -186,7 +186,7 @@ class EgressProxy:
         for address in addresses:
             try:
                 async with asyncio.timeout(CONNECT_LIMIT_SECONDS):
-                    # The address as it was judged; a number is not looked up again.
+                    # Connect to the checked address; a number is not looked up again.
                     reader, writer = await asyncio.open_connection(address, port, limit=PIECE_BYTES)
             except OSError as error:
                 failure = error
@@ -213,7 +213,8 @@ class EgressProxy:
         origin = passage.origin
         server = _Side(h11.Connection(h11.CLIENT), origin.reader, origin.writer)
         try:
-            headers = [(b"Host", _host_line(origin.target)), *_passed_on(request.headers), (b"Connection", b"close")]
+            host = origin.target.removesuffix(":80").encode("ascii")
+            headers = [(b"Host", host), *_passed_on(request.headers), (b"Connection", b"close")]
             await server.say(h11.Request(method=request.method, target=path, headers=headers))
             sending = asyncio.create_task(self._copy_events(client, server, passage))
             try:
@@ -241,7 +242,7 @@ class EgressProxy:
         await self._copy_events(server, client, passage)
 
     async def _copy_events(self, source: _Side, sink: _Side, passage: _Tunnel) -> None:
-        """Pass on the body of a message, to its end."""
+        """Forward the body of a message to its end."""
         while True:
             async with asyncio.timeout(self._rules.silence_seconds):
                 event = await source.next()
@@ -255,7 +256,7 @@ class EgressProxy:
                     return
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passage: _Tunnel) -> None:
-        """Pass on bytes until their side has no more."""
+        """Forward bytes until the sender closes."""
         async with asyncio.timeout(self._rules.silence_seconds) as silence:
             while piece := await reader.read(PIECE_BYTES):
                 silence.reschedule(asyncio.get_running_loop().time() + self._rules.silence_seconds)
@@ -295,7 +296,7 @@ class _Origin:
 
 @dataclass(slots=True, eq=False)
 class _Tunnel:
-    """A client and its origin, and when either of them has sent something last."""
+    """A client, its origin server, and the time of the latest data from either."""
 
     client: _Side
     origin: _Origin
@@ -304,14 +305,14 @@ class _Tunnel:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One of the two that the proxy speaks HTTP with."""
+    """One of the two HTTP peers of the proxy."""
 
     state: h11.Connection
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
     async def next(self) -> object:
-        """Return what came next."""
+        """Return the next event."""
         while (event := self.state.next_event()) is h11.NEED_DATA:
             self.state.receive_data(await self.reader.read(PIECE_BYTES))
         return event
@@ -347,7 +348,7 @@ def _absolute(text: str) -> tuple[str, int, str]:
 
 
 def _check_framing(request: h11.Request, target: str) -> None:
-    """Refuse a request whose end two readers may see in two places."""
+    """Refuse a request whose end is ambiguous between two parsers."""
     names = [name for name, _ in request.headers]
     if b"content-length" in names and b"transfer-encoding" in names:
         raise Refused(400, target, "A request has either a Content-Length or a Transfer-Encoding.")
@@ -359,12 +360,8 @@ def _passed_on(headers: h11._headers.Headers) -> list[tuple[bytes, bytes]]:
     return [(name, value) for name, value in headers if name not in left_out]
 
 
-def _host_line(target: str) -> bytes:
-    return target.removesuffix(":80").encode("ascii")
-
-
 async def _answer(client: _Side, status: int, why: str) -> None:
-    """Say in the status line as well why not: most programs show only that."""
+    """The status line also contains the reason, because most programs show only that line."""
     if client.state.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
         return
     reason = why.encode("ascii", "replace")

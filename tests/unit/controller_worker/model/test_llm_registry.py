@@ -52,11 +52,11 @@ def test_backends(settings: dict[str, Any], backend: str) -> None:
         ({"model": "my-own", "backend": "openai"}, "An OpenAI-compatible server has no address. Set LLM_BASE_URL."),
         (
             {"model": "my-own", "base_url": "http://127.0.0.1:1", "reasoning_effort": "high", "drop_params": False},
-            "The model 'my-own' does not take reasoning_effort. Unset it.",
+            "The model 'my-own' does not support reasoning_effort. Unset it.",
         ),
         (
             {"model": "claude-sonnet-5", "api_key": "k", "temperature": 0.5, "drop_params": False},
-            "The model 'claude-sonnet-5' does not take temperature. Unset it.",
+            "The model 'claude-sonnet-5' does not support temperature. Unset it.",
         ),
     ],
 )
@@ -81,5 +81,5 @@ def test_certificates_that_cannot_be_read(
     (tmp_path / "no-certificates").write_text("-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----\n")
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / name))
     config = LLMConfig(model="my-own", base_url="https://127.0.0.1:1", api_key="k", backend=backend)
-    with pytest.raises(LLMConfigError, match=r"client of the model 'my-own' cannot be made: .* If SSL_CERT_FILE"):
+    with pytest.raises(LLMConfigError, match=r"client of the model 'my-own' cannot be created: .* If SSL_CERT_FILE"):
         create_llm(config, SystemClock())

@@ -75,7 +75,7 @@ def test_weights_are_shares_and_a_step_stays_with_its_model() -> None:
     ("fields", "complaint"),
     [
         ({"kind": "multimodal"}, "a router of the kind 'multimodal' needs 'secondary'"),
-        ({"kind": "random", "weights": {"a": -1.0}}, "weights are positive numbers"),
+        ({"kind": "random", "weights": {"a": -1.0}}, "weights must be positive numbers"),
         ({"kind": "rules", "rules": [{"use": "a", "image": True}]}, "'image' is not part of it; did you mean 'images'"),
     ],
 )
@@ -86,7 +86,7 @@ def test_what_is_no_router(fields: dict[str, object], complaint: str) -> None:
 
 @pytest.mark.parametrize("path", ["no_such_module:Router", "tests.unit:Missing", "builtins:len"])
 def test_a_class_that_cannot_be_made(path: str) -> None:
-    with pytest.raises(LLMConfigError, match=r"cannot be made: .* Name a class that takes no arguments\."):
+    with pytest.raises(LLMConfigError, match=r"cannot be created: .* Name a class that takes no arguments\."):
         router_of(RouterSpec(kind="class", path=path), {})
 
 
@@ -117,7 +117,7 @@ async def test_an_operators_own_router(tmp_path: Path) -> None:
     models = profiles(tmp_path, f'{{kind = "class", path = "{__name__}:OwnRouter", choices = ["small"]}}')
     assert await said(models, REQUEST) == "I am small."
     wrong = await said(models, replace(REQUEST, iteration=1))
-    assert wrong == "llm_config: The router has chosen 'nobody'. It may choose primary, small."
+    assert wrong == "llm_config: The router chose 'nobody', which it was not given. It may choose primary, small."
 
 
 async def test_a_router_names_only_profiles(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ async def test_what_nobody_foresaw_is_a_failure_without_details(caplog: pytest.L
         "There was an unexpected error while running the agent: ZeroDivisionError. You can ask the agent to try again."
     )
     assert result == ModelCallFailed(code="unexpected", content=text, last_error=f"RuntimeError: {text}")
-    assert "model call of conversation-1" in caplog.text
+    assert "model call of conversation conversation-1" in caplog.text
 
 
 async def test_lone_surrogates_of_a_provider_are_replaced(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ async def test_a_fallback_answers_at_once(tmp_path: Path, caplog: pytest.LogCapt
     result = await attempt(of)
     assert isinstance(result, Completion)
     assert (result.text, result.model) == ("Here I am.", f"scripted/{tmp_path}/spare.json")
-    assert "conversation conversation-1: rate_limit; asking spare" in caplog.text
+    assert "conversation conversation-1: rate_limit; calling spare" in caplog.text
 
 
 async def test_what_was_shown_before_a_fallback_is_void(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_the_beta_header_keeps_what_else_it_names() -> None:
         ({"compact": {"trigger_tokens": 1000}}, "context_management.compact.trigger_tokens"),
         ({"compact": {"trigger": 1}}, "'trigger' is not part of it; did you mean 'trigger_tokens'?"),
         ({"compcat": True}, "'compcat' is not part of it; did you mean 'compact'?"),
-        ({"clear_thinking": {"keep_turns": 0}}, "give 1 or more"),
+        ({"clear_thinking": {"keep_turns": 0}}, "set 1 or more"),
         ({"clear_tool_uses": {"trigger_tokens": 1, "trigger_tool_uses": 1}}, "not both"),
     ],
 )
@@ -76,12 +76,12 @@ def test_what_cannot_be_used_is_named(spec: dict[str, Any], complaint: str) -> N
 def test_a_model_that_takes_none_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     settings: dict[str, Any] = {"model": "openai/gpt-4o", "context_management": {"compact": True}}
     assert "context_management" not in chat_parameters(LLMConfig.create(**settings), "gpt-4o")
-    assert "does not take context_management" in caplog.text
-    with pytest.raises(LLMConfigError, match="does not take context_management"):
+    assert "does not support context_management" in caplog.text
+    with pytest.raises(LLMConfigError, match="does not support context_management"):
         chat_parameters(LLMConfig.create(**settings, drop_params=False), "gpt-4o")
 
 
 def test_a_claude_by_another_protocol_takes_none_either(caplog: pytest.LogCaptureFixture) -> None:
     settings: dict[str, Any] = {"backend": "openai", "base_url": "http://127.0.0.1:1/v1", "api_key": "k"}
     create_llm(config(context_management={"compact": True}, **settings), SystemClock())
-    assert "does not take context_management" in caplog.text
+    assert "does not support context_management" in caplog.text

@@ -122,7 +122,7 @@ def test_a_missing_model_names_what_to_set(env: dict[str, str]) -> None:
 def test_a_key_is_one_line() -> None:
     config = LLMConfig.create(model="gpt-5", api_key="sk-from-a-file\n")
     assert config.secrets == ("sk-from-a-file",)
-    with pytest.raises(LLMConfigError, match=r"api_key \(LLM_API_KEY\): a key has no line breaks") as caught:
+    with pytest.raises(LLMConfigError, match=r"api_key \(LLM_API_KEY\): a key cannot contain line breaks") as caught:
         LLMConfig.create(model="gpt-5", api_key="sk-one\nsk-two")
     assert "sk-" not in str(caught.value)
 
@@ -146,7 +146,7 @@ def test_an_address_that_is_none_is_told_at_once(url: str) -> None:
         LLMConfig.from_env({"LLM_MODEL": "gpt-4o", "LLM_BASE_URL": url})
     assert str(caught.value) == (
         "The model's settings cannot be used: base_url (LLM_BASE_URL): "
-        "this is not an address; it looks like https://host/v1"
+        "this is not an address; write one such as https://host/v1"
     )
 
 
@@ -173,7 +173,7 @@ def test_a_misspelt_variable_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         LLMConfig.from_env({"LLM_MODEL": "gpt-4o", "LLM_TEMPRATURE": "1", "LLM_LOG_COMPLETIONS": "true"})
     assert [record.getMessage() for record in caplog.records] == [
-        "The environment variable LLM_LOG_COMPLETIONS does nothing: replies are in the log, prompts are never stored.",
+        "The environment variable LLM_LOG_COMPLETIONS has no effect: replies are in the log, prompts are never stored.",
         "The environment variable LLM_TEMPRATURE is not known; did you mean LLM_TEMPERATURE?",
     ]
 
@@ -187,7 +187,7 @@ def test_a_misspelt_variable_is_told(caplog: pytest.LogCaptureFixture) -> None:
     ],
 )
 def test_unsupported_openhands_setting_is_reported(field: str, why: str) -> None:
-    with pytest.raises(LLMConfigError, match=f"'{field}' is a setting of OpenHands that is not here: {why}$"):
+    with pytest.raises(LLMConfigError, match=f"'{field}' is a setting of OpenHands that is not supported: {why}$"):
         LLMConfig.create(model="gpt-4o", **{field: True})
 
 
@@ -223,7 +223,7 @@ def test_what_comes_from_the_conversation_is_refused_as_a_setting(name: str) -> 
 
 @pytest.mark.parametrize("name", ["extra_body", "extra_headers"])
 def test_further_fields_are_a_table(name: str) -> None:
-    with pytest.raises(LLMConfigError, match=f"'{name}' has to be a table"):
+    with pytest.raises(LLMConfigError, match=f"'{name}' must be a table"):
         LLMConfig.create(model="gpt-4o", completion_kwargs={name: 5})
 
 

@@ -30,7 +30,7 @@ def completion(usage: Any, *, request: ModelRequest = REQUEST, told: float | Non
     reply |= {"choices": [{"message": {"content": ANSWER}, "finish_reason": "stop"}]}
     config = LLMConfig(model=MODEL)
     row = look_up(MODEL)
-    return completion_of(read_chat_reply(reply), request, config, row, latency_seconds=1.0, told_usd=told, **known)
+    return completion_of(read_chat_reply(reply), request, config, row, latency_seconds=1.0, reported_usd=told, **known)
 
 
 def usage(prompt: Any, answer: Any, cached: Any = 0) -> dict[str, Any]:

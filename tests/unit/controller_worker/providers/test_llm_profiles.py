@@ -218,7 +218,7 @@ def test_a_pattern_of_the_base_is_checked() -> None:
         found.config(found.find("bedrock/x", "acme"))
     found = Profiles.from_env({"LLM_MODEL": "gemini/*", "LLM_API_KEY": "k"})
     assert found.config(found.find("gemini/x", "acme")).secrets == ("k",)
-    with pytest.raises(LLMConfigError, match=r"'gemini/\*' stands for many models. Name one"):
+    with pytest.raises(LLMConfigError, match=r"'gemini/\*' matches many models. Name one"):
         found.config()
 
 
@@ -228,7 +228,10 @@ def test_a_pattern_of_the_base_is_checked() -> None:
         ("[llm", "is not TOML"),
         ("[models]", "has no section [llm]."),
         ('[llm]\nmodel = "x"\nmodle = 1', "'modle' is not a model setting; did you mean 'model'?"),
-        ('[llm]\nmodel = "x"\nfallbacks = [{use = "y", on = ["rate"]}]', "'rate' is not an error code; there are auth"),
+        (
+            '[llm]\nmodel = "x"\nfallbacks = [{use = "y", on = ["rate"]}]',
+            "'rate' is not an error code; use one of auth",
+        ),
         ('[llm]\nmodel = "x"\nfallbacks = [{on = ["rate_limit"]}]', "fallbacks.0.use (LLM_FALLBACKS): Field req"),
         (
             '[llm]\nmodel = "x"\napi_key = "${NO_KEY}"',

@@ -131,7 +131,10 @@ async def test_the_latency_can_be_cancelled(tmp_path: Path) -> None:
         ("{", "is not JSON: Expecting property name"),
         ("[]", "is not a script: the whole: "),
         ('{"turns": [{"text": "a"}, {"txt": "b"}]}', "is not a script: turns.1.txt: Extra inputs are not permitted."),
-        ('{"turns": [{"error": {"code": "oops"}}]}', "turns.0.error.code: 'oops' is not an error code; there are auth"),
+        (
+            '{"turns": [{"error": {"code": "oops"}}]}',
+            "turns.0.error.code: 'oops' is not an error code; use one of auth",
+        ),
         ('{"turns": [{"tool_calls": [{"arguments": {}}]}]}', "turns.0.tool_calls.0.name: Field required."),
         ('{"latency_seconds": -1}', "latency_seconds: "),
     ],

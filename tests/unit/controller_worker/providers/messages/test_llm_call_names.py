@@ -7,8 +7,8 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller_worker.providers.messages.call_names import fitting, with_distinct_ids
 from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
+from controller_worker.providers.messages.tool_calls import fitting, with_distinct_ids
 
 PATTERN = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 SAID = Message("assistant", (TextPart("hm"),))

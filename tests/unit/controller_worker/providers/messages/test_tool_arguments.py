@@ -19,7 +19,7 @@ from controller_worker.agents.tool_calls import events_of_reply
 from controller_worker.providers.llm import ModelRequest
 from controller_worker.providers.messages.fn_call_text import read_calls, write_calls
 from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
-from controller_worker.providers.messages.tool_arguments import arguments_object, arguments_text
+from controller_worker.providers.messages.tool_calls import arguments_object, arguments_text
 from controller_worker.providers.wires.chat_wire import ChatWire
 from controller_worker.providers.wires.messages_wire import MessagesWire
 

@@ -1,0 +1,90 @@
+"""The short steps before a model call: question, client, batch and permit.
+
+A client is created in the background, because that may take seconds.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from broker.contract import CondensationAction, LLMSpec, ModelCallFailed, ModelNotOffered
+from controller_worker.core import Append
+from controller_worker.model.model_call import failed_by
+from controller_worker.model.models import ClientMissing
+from controller_worker.model.permits.batched_call import step_of
+from controller_worker.model.question import next_question
+from controller_worker.model.steps.call_task import Started, Wait
+from controller_worker.model.steps.pending_call import PendingCall, RestOfStart, StartOutcome
+from controller_worker.providers import LLMConfigError
+
+
+async def make_missing_client(call: PendingCall, rest: RestOfStart) -> StartOutcome:
+    """Create the client that a router needs to choose a model. If that fails, append the failure."""
+    failure = call.task.failure
+    call.task.failure = None
+    if failure is not None and failure[0] == step_of(call.wanted):
+        return Append((failure[1],))
+    try:
+        return await rest(call)
+    except ClientMissing as missing:
+        await call.before_waiting()
+        return _start_making(call, missing.spec)
+
+
+async def make_question(call: PendingCall, rest: RestOfStart) -> StartOutcome:
+    """Create the question from the log and choose its model. A condensation may replace the call."""
+    try:
+        question = await next_question(call.state, call.agent, call.recollection, call.models)
+    except (ModelNotOffered, LLMConfigError) as error:
+        failure = failed_by(error, call.state.setup.conversation_id, attempt=call.wanted.attempt)
+        return Append((failure,))
+    if isinstance(question, CondensationAction):
+        return Append((question,))
+    call.question = question
+    call.config = call.models.settings(question.llm)
+    return await rest(call)
+
+
+async def wait_for_batch(call: PendingCall, rest: RestOfStart) -> StartOutcome:
+    """Wait while the call is in a batch that has no result for it yet."""
+    if call.is_paid and await call.permit.is_in_batch(call.wanted):
+        call.permit.is_refused = True
+        return Wait()
+    return await rest(call)
+
+
+async def note_waiting(call: PendingCall, rest: RestOfStart) -> StartOutcome:
+    """Note that the conversation is inactive: it waits for a client, a permit or the model."""
+    await call.before_waiting()
+    return await rest(call)
+
+
+async def require_client(call: PendingCall, rest: RestOfStart) -> StartOutcome:
+    """Create the client of the requested model, if it does not exist yet."""
+    if not call.models.is_ready(call.question.llm):
+        return _start_making(call, call.question.llm)
+    return await rest(call)
+
+
+async def acquire_permit(call: PendingCall, rest: RestOfStart) -> StartOutcome:
+    """Continue the call once its permit is granted."""
+    llm = call.question.llm
+    refusal = await call.permit.acquire(
+        call.state, call.config, call.question.request, partial(call.models.of, llm), counted_ratio=call.counted_ratio
+    )
+    return await rest(call) if refusal is None else refusal
+
+
+def _start_making(call: PendingCall, spec: LLMSpec) -> Started:
+    def keep(failure: ModelCallFailed | None) -> None:
+        call.task.failure = None if failure is None else (step_of(call.wanted), failure)
+
+    return call.task.prepare(partial(_make, call, spec), keep)
+
+
+async def _make(call: PendingCall, spec: LLMSpec) -> ModelCallFailed | None:
+    try:
+        await call.models.of(spec)
+    except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an event)
+        return failed_by(error, call.state.setup.conversation_id, attempt=call.wanted.attempt)
+    return None
