@@ -1,6 +1,6 @@
-"""The outcomes of an append to a log, as types; and whether one has been made.
+"""The outcomes of an append to a log, as types.
 
-Does not: include a lost reply: `event_log` repeats the call until it has an outcome.
+Does not: include a lost reply. `event_log` repeats the call until it has an outcome.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from broker.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Written, under the ids first to last; `checksum` is the last one's, see `codec.checksum_of`."""
+    """The events were written with ids first to last. `checksum` is that of the last one, see `codec.checksum_of`."""
 
     first_id: int
     last_id: int
@@ -23,7 +23,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """Written by an earlier call with the same key, under the ids first to last."""
+    """An earlier call with the same key wrote the events, with ids first to last."""
 
     first_id: int
     last_id: int
@@ -32,24 +32,24 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """Refused: another worker has taken over."""
+    """Refused: another worker owns the conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Refused: the log has grown since the decision was made; read on from there and decide again."""
+    """Refused: the log has grown since the decision. Read the new events and decide again."""
 
     last_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """Refused: the conversation takes no more events."""
+    """Refused: the conversation is closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Refused: the log, which ends at `last_id`, does not hold the event that the writer goes by."""
+    """Refused: the log ends at `last_id` and does not hold the event that the writer refers to."""
 
     last_id: int
 
@@ -58,15 +58,15 @@ Outcome = Appended | Duplicate | Fenced | Conflict | Closed | Lost
 
 
 def outcome_of(reply: Any, conversation_id: str, checksum: str = "") -> Outcome | None:
-    """Return what a reply of the function `append` says; None: the conversation was not to exist, and does.
+    """Return the outcome in a reply of the function `append`; None if the conversation to create exists already.
 
     Args:
-        checksum: of the last event to be written.
+        checksum: checksum of the last event to write.
 
     Raises:
         UnknownConversation: there is no such conversation.
         ConversationBusy: it takes no message now.
-        StoreError: the function never gives this reply.
+        StoreError: the reply is not one of the function's.
     """
     match reply:
         case ["missing"]:
@@ -91,6 +91,6 @@ def outcome_of(reply: Any, conversation_id: str, checksum: str = "") -> Outcome 
 
 
 async def has_appended(store: Store, conversation_id: str, key: str) -> bool:
-    """Say whether the log has what a producer has appended under a key."""
+    """Return whether the log holds the append that a producer made under a key."""
     once = store.keys(conversation_id).once
     return bool(await store.persist(lambda: store.connection.call("HEXISTS", once, f"p:{key}")))

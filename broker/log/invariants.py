@@ -1,7 +1,7 @@
-"""What must be true of every log, whatever has died: the check behind the fault tests and the demo.
+"""Checks the invariants of a log. They hold after any crash; the fault tests and the demo use these checks.
 
-Holds: pure functions of a log's events; a whole log gives no violations.
-Does not: look into the store, the workspaces or the workers; what they know is passed in.
+Holds: pure functions of a log's events. A complete log gives no violations.
+Does not: read the store, the workspaces or the workers. Their facts are passed in.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def violations(
     """Check a log.
 
     Args:
-        events: the whole log in its order.
-        last_event_id: what the index says; None leaves that unchecked.
-        seen: events that were acknowledged to, or read by, somebody along the way.
-        is_over: the conversation has had its time; False for a log that is still being written.
+        events: the whole log in order.
+        last_event_id: the last id in the index; None skips this check.
+        seen: events that a writer had acknowledged, or that a reader has read.
+        is_over: the conversation should have ended; False for a log that is still being written.
     """
     stands = status_of(events)
     found = [*_gapless(events, conversation_id, last_event_id), *_durable(events, seen)]
@@ -69,12 +69,12 @@ def violations(
 
 
 def doubled_observations(events: Sequence[Event]) -> int:
-    """Return how many observations there are beyond the first of an action."""
+    """Return the number of observations beyond the first of each action."""
     return sum(count - 1 for count in _observations_by_cause(events).values())
 
 
 def lost_events(events: Sequence[Event], seen: Sequence[Event]) -> int:
-    """Return how many ids are missing below the last one, and how many events somebody has seen are not there."""
+    """Return how many ids are missing below the last one, and how many seen events are not in the log."""
     ids = {event.id for event in events}
     return max(ids, default=0) - len(ids) + sum(1 for _ in _durable(events, seen))
 
@@ -129,7 +129,7 @@ def _observations_by_cause(events: Sequence[Event]) -> Counter[int]:
 
 def _wants_observation(action: Action) -> bool:
     status = getattr(action, "confirmation_state", ConfirmationStatus.CONFIRMED)
-    # An action that waits for a confirmation is written again, under another id, when it is given or refused.
+    # After a confirmation is given or refused, the action is written again with another id.
     waits = status == ConfirmationStatus.AWAITING_CONFIRMATION
     return isinstance(action, AgentDelegateAction) or (action.runnable and not waits)
 

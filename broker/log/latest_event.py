@@ -1,4 +1,4 @@
-"""The latest event of some class, read from the end of a log.
+"""Finds the latest event of a class, reading backwards from the end of a log.
 
 Does not: read the whole log unless there is no such event.
 """
@@ -17,10 +17,10 @@ E = TypeVar("E", bound=Event)
 
 
 async def find_latest_event(store: Store, conversation_id: str, kind: type[E]) -> E | None:
-    """Return the latest event of a class; None: there is none.
+    """Return the latest event of a class; None if there is none.
 
     Raises:
-        CorruptEntry: an entry behind it is damaged; names the event.
+        CorruptEntry: a later entry is damaged. The message names the event.
     """
     stream, end = store.keys(conversation_id).events, "+"
     while True:

@@ -1,6 +1,6 @@
-"""Events without secrets, for an owner who folds them before they are appended.
+"""Events with masked secrets, for an owner that folds them before it appends them.
 
-Holds: an event is masked once; what an append begins with is not masked again unless the secrets have changed since.
+Holds: an event is masked once. An append masks it again only if the secrets have changed since.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NOTHING_TO_HIDE = Masker()
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """Events without secrets, and what they were masked with."""
+    """Events with masked secrets, and the masker that was used."""
 
     events: tuple[Event, ...]
     masker: Masker
@@ -32,7 +32,7 @@ class Masked:
         return cls(tuple(found), masker)
 
     def has(self, position: int, masker: Masker) -> bool:
-        """Return whether the event at a position of an append that begins with these hides what `masker` hides."""
+        """Return whether the event at a position of the append is one of these and was masked with the same secrets."""
         return position < len(self.events) and masker.values == self.masker.values
 
 
