@@ -1,4 +1,4 @@
-"""Celery's configuration, the bootstep that runs our loop in a Celery worker, and tasks sent to other applications.
+"""Celery's configuration, the bootstep with our event loop, and tasks sent to other applications.
 
 Start with: app.
 """

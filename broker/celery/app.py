@@ -1,14 +1,16 @@
-"""Celery is configured here and nowhere else.
+"""The only place that configures Celery.
 
-Celery provides every worker's life cycle, remote control and monitoring. What happens inside Deckhands travels on
-streams: controller and tool workers have no task, and for them the broker may be emptied at any time. Work comes in and
-results go out by Celery too: the door serves the tasks `deckhands.*` and leaves their results in a result backend, see
-`deckhands.ingress`. So do job workers, with the tasks `deckhands.jobs.*` that a beat or a user sends, see `operations`.
+Celery provides every worker's life cycle, remote control and monitoring. Inside Deckhands, work travels on streams:
+controller and tool workers have no Celery task, and for them the broker may be emptied at any time. Clients may also
+use Celery: ingress workers serve the tasks `deckhands.*` and store their results in a result backend, see
+`deckhands.ingress`.
+Jobs workers serve the tasks `deckhands.jobs.*`, which a beat or an operator sends, see
+`deckhands.operations`.
 
-Holds: JSON only, no gossip, no mingle; no message ends a worker, see `messages`; what may be asked of a worker, see
-`remote_control`. Over `rediss://` the server's certificate is verified unless the URL says otherwise. No setting that
+Holds: JSON only, no gossip, no mingle. No message ends a worker, see `messages`. Remote control is restricted, see
+`remote_control`. Over `rediss://` the server's certificate is verified unless the URL disables it. No setting that
 Celery shows holds a password.
-Does not: keep in a Celery queue what Deckhands has accepted: the door acknowledges a task when it is in the store.
+Does not: keep accepted work in a Celery queue. An ingress worker acknowledges a task once it is in the store.
 """
 
 from __future__ import annotations
@@ -54,19 +56,19 @@ WORKER_OPTIONS = {
 def run_until_told(app: Celery, name: str, **options: Any) -> int:
     """Run a worker of an application in the main thread and return its exit status.
 
-    Without Celery's own command line, whose start loads every command there is, Flower too: a third of what a worker's
-    start costs.
+    Does not use Celery's own command line, which imports every command, also Flower's: a third of a worker's start
+    time.
 
     Args:
-        name: of the worker in Flower and `celery inspect`; `%h` stands for the host's name.
-        options: of Celery's worker, beside those that all of ours have.
+        name: name of the worker in Flower and `celery inspect`; `%h` stands for the host name.
+        options: options of Celery's worker, in addition to those of all our workers.
     """
     _keep_to_own_broker(app)
     if logs_json():
         from celery.apps import worker as celery_worker
 
         celery_worker.safe_say = _say_as_logged
-    # Among objects, Celery's banner would be text.
+    # Celery's banner is text and would break a log of JSON objects.
     worker = app.Worker(hostname=host_format(name), quiet=logs_json(), **WORKER_OPTIONS | options)
     worker.start()
     return int(worker.exitcode or 0)
@@ -76,13 +78,13 @@ def make_app(role: str, broker_url: str, messages: type[Messages] = Messages, **
     """Make the Celery application of one kind of worker.
 
     Args:
-        role: `controller`, `tool`, `door` or `jobs`; names its queue.
-        broker_url: as kombu writes it: `redis://…`, or `redis+socket://:password@/path?virtual_host=1`.
-        messages: how it connects.
-        further: settings that it has instead of those that all have.
+        role: `controller`, `tool`, `door` or `jobs`; also the name of its queue.
+        broker_url: in kombu's format: `redis://…`, or `redis+socket://:password@/path?virtual_host=1`.
+        messages: the classes of its connections.
+        further: settings that replace the common ones.
 
     Raises:
-        UsageError: a TLS option of a URL cannot be used.
+        UsageError: a TLS option of a URL is invalid.
     """
     if logs_json():
         _log_as_json(role)
@@ -97,7 +99,7 @@ def make_app(role: str, broker_url: str, messages: type[Messages] = Messages, **
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,
         "broker_channel_error_retry": True,
-        # The broker may be back after a short restart: fast retries cost nothing here.
+        # After a short restart the broker is back soon, and fast retries cost nothing here.
         "broker_transport_options": TRANSPORT_OPTIONS,
         "worker_send_task_events": False,
         "worker_hijack_root_logger": False,
@@ -105,7 +107,7 @@ def make_app(role: str, broker_url: str, messages: type[Messages] = Messages, **
         "worker_prefetch_multiplier": 1,
         "control_queue_expires": 60.0,
     }
-    # Named here, or the environment would name them: CELERY_LOADER and CELERY_CONFIG_MODULE of another application.
+    # Set explicitly; otherwise CELERY_LOADER and CELERY_CONFIG_MODULE of another application would apply.
     return Celery(
         f"deckhands.{role}",
         loader=LOADER,
@@ -117,13 +119,13 @@ def make_app(role: str, broker_url: str, messages: type[Messages] = Messages, **
 
 
 def connection_settings(broker_url: str, result_url: str = "") -> dict[str, Any]:
-    """Return Celery's settings for where its broker is and, unless that is empty, where results are kept.
+    """Return Celery's settings for its broker and, unless that URL is empty, its result backend.
 
-    kombu verifies no certificate unless the URL asks for it, and Celery's result backend refuses a `rediss://` URL that
-    says nothing. Here, as with the store, the certificate is verified unless the URL has `ssl_cert_reqs=none`.
+    kombu verifies no certificate unless the URL asks for it, and Celery's result backend refuses a `rediss://` URL
+    without TLS options. Here, as with the store, the certificate is verified unless the URL has `ssl_cert_reqs=none`.
 
     Raises:
-        UsageError: a TLS option of a URL cannot be used.
+        UsageError: a TLS option of a URL is invalid.
     """
     address, tls = _without_tls(broker_url)
     found: dict[str, Any] = {"broker_url": address} | ({"broker_use_ssl": tls} if tls else {})
@@ -134,7 +136,7 @@ def connection_settings(broker_url: str, result_url: str = "") -> dict[str, Any]
 
 
 def _without_tls(url: str) -> tuple[str, dict[str, Any]]:
-    """Return a URL without its TLS options, and these options as redis-py takes them; empty: it has no TLS."""
+    """Return a URL without its TLS options, and these options in redis-py's format; empty if it does not use TLS."""
     parts = urlsplit(url)
     if parts.scheme != "rediss":
         return url, {}
@@ -156,7 +158,7 @@ def _drop_tls_options(url: str) -> str:
 
 
 def _say_as_logged(message: str, _: Any = None) -> None:
-    """Write what Celery says at once, in a signal handler, where a logger that is in use cannot be called."""
+    """Write Celery's message at once. It comes from a signal handler, where a logger in use cannot be called."""
     record = logging.LogRecord("celery.worker", logging.INFO, "", 0, "%s", (message,), None)
     for handler in logging.getLogger().handlers[:1]:
         with suppress(OSError):
@@ -164,7 +166,7 @@ def _say_as_logged(message: str, _: Any = None) -> None:
 
 
 def _log_as_json(role: str) -> None:
-    """Let what Celery adds to the log be JSON too: it has other handlers for tasks."""
+    """Format the handlers that Celery adds as JSON too; tasks have their own."""
 
     def format_lines(logger: logging.Logger, **_: Any) -> None:
         as_json(role, logger)
@@ -175,7 +177,7 @@ def _log_as_json(role: str) -> None:
 
 
 def _keep_to_own_broker(app: Celery) -> None:
-    """Connect to the broker it was made with, though CELERY_BROKER_URL may name that of another application."""
+    """Always connect to the application's own broker, even if CELERY_BROKER_URL names another one."""
     url = app.conf["broker_url"]
     for name in ("connection_for_read", "connection_for_write"):
         setattr(app, name, partial(_connected, getattr(app, name), url))
@@ -183,6 +185,6 @@ def _keep_to_own_broker(app: Celery) -> None:
 
 def _connected(connect: Callable[..., Any], own_url: str, url: str | None = None, **options: Any) -> Any:
     if isinstance(own_url, UrlInFile):
-        with suppress(UsageError):  # the login is read again at each try, see `logins`
+        with suppress(UsageError):  # the login is read again at each attempt, see `logins`
             own_url = own_url.derived(str)
     return connect(url or own_url, **options)

@@ -1,8 +1,8 @@
 """The asyncio loop inside a Celery worker: one thread, started and stopped with the worker.
 
-Holds: a loop that dies takes its process with it, because a worker that answers pings and does nothing is worse than
-none; a worker that is asked to stop hands back what it has before it ends, and ends within `STOP_LIMIT_SECONDS` whether
-or not anybody is there to take it.
+Holds: a loop that ends by an error ends its process, because a worker that answers pings and does nothing is worse than
+none. A worker that is asked to stop hands its work back and ends within `STOP_LIMIT_SECONDS`, even if the store is
+unavailable.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from broker.runtime import (
 )
 
 HAND_BACK_SECONDS = 3.0
-"""How long a silent store is waited for: others take over unasked, when the heartbeat lapses."""
+"""How long to wait for a silent store; without an answer, others take over when the heartbeat expires."""
 STOP_LIMIT_SECONDS = 15.0
 CALL_LIMIT_SECONDS = 15.0
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
@@ -43,30 +43,30 @@ _log = logging.getLogger(__name__)
 
 
 class LoopService(Protocol):
-    """What runs inside the worker."""
+    """The service that runs inside the worker."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set, then hand back what is held and return."""
+        """Work until `stop` is set, then hand all work back and return."""
         ...
 
     def report(self) -> Mapping[str, Any]:
-        """Return what `inspect stats` shows; called from another thread."""
+        """Return the fields for `inspect stats`. Called from another thread."""
         ...
 
 
 async def cancel_when(stop: asyncio.Event, tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel what a service does as soon as it is asked to stop."""
+    """Cancel the block as soon as the service is asked to stop."""
     await stop.wait()
     for task in tasks:
         task.cancel()
 
 
 COLLECT_AFTER = (5_000, 10, 60)
-"""A full collection looks at all conversations of a worker, for half a second when there are 2,000; so it is rare."""
+"""A full collection visits all conversations of a worker, which takes half a second for 2,000; so it must be rare."""
 
 
 class LoopThread:
-    """Runs a service on a separate loop."""
+    """Runs a service on its own event loop in a thread."""
 
     def __init__(self, service: LoopService) -> None:
         self.service = service
@@ -78,26 +78,26 @@ class LoopThread:
         self._is_over = False
 
     def start(self) -> None:
-        """Begin; returns at once."""
-        gc.freeze()  # a worker's modules are some hundred thousand objects that no collection needs to visit
+        """Start the thread and return at once."""
+        gc.freeze()  # the some hundred thousand objects of a worker's modules never become garbage
         gc.set_threshold(*COLLECT_AFTER)
         self._thread.start()
 
     def heed_signals(self) -> None:
-        """Begin to stop as soon as a signal asks for it; call this from the main thread.
+        """Start to stop as soon as a signal arrives. Call this from the main thread.
 
-        Python runs handlers in the main thread only, and that one may wait in the resolver for a broker that is gone.
+        Python runs handlers in the main thread only, which may be blocked in the resolver for a broker that is gone.
         """
         signalled, noting = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(noting, warn_on_full_buffer=False)
         self._loop.call_soon_threadsafe(self._loop.add_reader, signalled, self._heed, signalled)
 
     def call(self, coroutine: Any) -> Any:
-        """Run a coroutine of the service on its loop from another thread and return its result."""
+        """Run a coroutine on the service's loop from another thread and return its result."""
         return self.begin(coroutine).result(CALL_LIMIT_SECONDS)
 
     def begin(self, coroutine: Any) -> Future[Any]:
-        """Begin to run a coroutine on the service's loop from another thread; it is cancelled when the loop ends."""
+        """Start a coroutine on the service's loop from another thread. It is cancelled when the loop ends."""
         with self._lock:
             if self._is_over:
                 coroutine.close()
@@ -110,11 +110,11 @@ class LoopThread:
         return future
 
     def begin_to_stop(self) -> None:
-        """Let the service hand back what it has; returns at once. Idempotent."""
+        """Ask the service to hand its work back, and return at once. Idempotent."""
         self._loop.call_soon_threadsafe(self._stop.set)
 
     def stop(self) -> None:
-        """Let the service hand back what it has, and wait for it."""
+        """Ask the service to hand its work back, and wait for its end."""
         self.begin_to_stop()
         self._thread.join(STOP_LIMIT_SECONDS)
 
@@ -150,7 +150,7 @@ class LoopThread:
             _end_within(STOP_LIMIT_SECONDS)
             await asyncio.wait((serving,), timeout=HAND_BACK_SECONDS)
             if not serving.done():
-                _log.warning("the store does not answer; what this worker has is taken over when its heartbeat lapses")
+                _log.warning("the store does not answer; other workers take over when this worker's heartbeat expires")
                 serving.cancel()
                 await asyncio.wait((serving,))
         stopping.cancel()
@@ -159,14 +159,14 @@ class LoopThread:
 
 
 def _end_within(seconds: float) -> None:
-    """End this process after a while if it is still there.
+    """End this process after a while if it is still running.
 
-    The clients of a store or a broker that is gone may wait in the resolver or in the kernel, where no signal and no
+    Clients of a vanished store or broker may block in the resolver or in the kernel, where no signal and no
     cancellation reaches them, and Python waits for their threads.
     """
 
     def end() -> None:
-        _log.warning("the worker has not ended %s s after it was asked to; it ends now", seconds)
+        _log.warning("the worker has not stopped within %s s; its process ends now", seconds)
         os._exit(EXIT_STOPPED)
 
     timer = threading.Timer(seconds, end)
@@ -175,7 +175,7 @@ def _end_within(seconds: float) -> None:
 
 
 def add_loop(app: Celery, service: LoopService) -> LoopThread:
-    """Make a Celery application's worker run a service; returns the thread it will run in."""
+    """Make a Celery application's worker run a service. Returns the thread that will run it."""
     thread = LoopThread(service)
 
     class LoopStep(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -185,7 +185,7 @@ def add_loop(app: Celery, service: LoopService) -> LoopThread:
 
         def start(self, _worker: Any) -> None:
             thread.heed_signals()
-            seclude()  # for workers that Celery's own command started; ours have done so before
+            seclude()  # for workers started by Celery's own command; ours are secluded already
             thread.start()
 
         def stop(self, _worker: Any) -> None:
@@ -197,6 +197,6 @@ def add_loop(app: Celery, service: LoopService) -> LoopThread:
             return {"deckhands": dict(thread.service.report())}
 
     app.steps["worker"].add(LoopStep)
-    # Celery gets round to stopping its steps up to a second after the signal.
+    # Celery may stop its steps up to a second after the signal.
     signals.worker_shutting_down.connect(lambda **_: thread.begin_to_stop(), weak=False)
     return thread

@@ -1,6 +1,6 @@
-"""Tasks of the user's own Celery applications, sent and followed: the only sender of Celery tasks.
+"""Sends tasks to users' own Celery applications and follows them. The only sender of Celery tasks.
 
-Holds: a task is sent as JSON under an id of the sender's choice, so that a later question is about the same one.
+Holds: a task is sent as JSON under an id that the sender chooses, so that later requests refer to the same task.
 Does not: run on an event loop. Every method blocks and belongs in a thread.
 """
 
@@ -22,13 +22,13 @@ READY_STATES = frozenset({"SUCCESS", "FAILURE", "REVOKED"})
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """What the result backend knows of a task.
+    """The status of a task in the result backend.
 
     Attributes:
-        is_known: false: it was never sent, or waits in its queue, or runs and does not say so.
+        is_known: False if it was never sent, waits in its queue, or runs without reporting so.
         is_ready: it has ended.
         error: how it failed; empty if it succeeded or has not ended.
-        value: what it returned.
+        value: its return value.
     """
 
     is_known: bool
@@ -38,12 +38,12 @@ class TaskState:
 
 
 class TaskSender:
-    """One application of the user's.
+    """A client of one of the user's Celery applications.
 
     Args:
-        app: Where it is defined, `module:attribute`; empty: it is reached by the URLs alone.
-        broker_url: Where its workers take tasks from.
-        backend_url: Where they leave results.
+        app: where it is defined, `module:attribute`; empty if the URLs suffice.
+        broker_url: the broker of its workers.
+        backend_url: their result backend.
 
     Raises:
         UsageError: there is no such application, or it keeps no results.
@@ -56,18 +56,19 @@ class TaskSender:
             self._app.conf.update(addresses, task_serializer="json", accept_content=["json"])
         if self._app.conf.result_backend in (None, "", "disabled://"):
             raise UsageError(
-                "A task whose result nobody keeps cannot be a tool.", remedy="Configure a result backend for the app."
+                "A Celery task without a result backend cannot be a tool.",
+                remedy="Configure a result backend for the app.",
             )
 
     def send(self, task: str, arguments: Mapping[str, Any], *, task_id: str, queue: str | None) -> None:
-        """Send a task; its worker runs it as often as it is sent."""
+        """Send a task. Its worker runs it once for each time it is sent."""
         options = {"queue": queue} if queue else {}
         self._app.send_task(
             task, kwargs=dict(arguments), task_id=task_id, serializer="json", ignore_result=False, **options
         )
 
     def state(self, task_id: str) -> TaskState:
-        """Ask what became of a task."""
+        """Return the status of a task."""
         result = AsyncResult(task_id, app=self._app)
         state = result.state
         if state == "SUCCESS":
@@ -79,7 +80,7 @@ class TaskSender:
         return TaskState(is_known=state != "PENDING", is_ready=False)
 
     def revoke(self, task_id: str, *, may_terminate: bool = False) -> None:
-        """Keep a task from being begun; one that runs continues, unless the process that runs it may be ended."""
+        """Prevent a task from starting. A running task continues, unless its process may be terminated."""
         self._app.control.revoke(task_id, terminate=may_terminate)
 
 
@@ -91,7 +92,7 @@ def _imported(name: str) -> Celery:
         raise UsageError(
             f"There is no Celery application {name!r}: {error}.", remedy="Write module:attribute."
         ) from error
-    except Exception as error:  # whatever a module of the user's does when it is imported
+    except Exception as error:  # importing a user's module may raise anything
         if variable := find_missing_variable(error):
             raise UsageError(
                 f"The Celery application {name!r} reads the environment variable {variable}, which this worker lacks.",

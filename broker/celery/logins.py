@@ -1,6 +1,6 @@
-"""The login at Celery's broker and its result backend when a file holds the URL: read again at each connection.
+"""Reads the login for Celery's broker and its result backend from a file, again at each connection.
 
-Does not: follow a change of host or port in the file; the worker has to be started again for that.
+Does not: follow a change of host or port in the file; restart the worker for that.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from broker.runtime import UrlInFile, UsageError
 
 
 class UrlCredentials(CredentialProvider):
-    """User and password of a URL, as its file has them now."""
+    """User and password of a URL in a file, read when needed."""
 
     def __init__(self, url: UrlInFile) -> None:
         self._url = url
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        """Return user and password, or the password alone, as redis-py takes them.
+        """Return user and password, or the password alone, in redis-py's format.
 
         Raises:
-            AuthenticationError: the file cannot be read or has no password; redis-py's own, so that it is tried again.
+            AuthenticationError: the file cannot be read or has no password. redis-py's own class, so that it retries.
         """
         try:
             parts = urlsplit(self._url.read())
@@ -36,7 +36,10 @@ class UrlCredentials(CredentialProvider):
 
 
 def split_login(url: str) -> tuple[str, UrlCredentials | None]:
-    """Return a URL without its login, and what provides the login; one without, or that no file holds, stays whole."""
+    """Return a URL without its login, and the provider of the login.
+
+    A URL that has no login, or is not from a file, stays unchanged and has no provider.
+    """
     login = urlsplit(url).netloc.rpartition("@")[0]
     if not isinstance(url, UrlInFile) or not login:
         return str(url), None

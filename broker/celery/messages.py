@@ -1,11 +1,11 @@
-"""Filters what Celery reads: anything else that arrives through its broker is dropped with a line in the log.
+"""Filters the messages that Celery reads: unusable data in its broker is dropped with a line in the log.
 
-Celery and kombu trust the broker: a list where a message should be, a header of another type or an entry that is no
-JSON raises in the worker's main thread, which ends the worker; the message is delivered again, and ends the next one.
+Celery and kombu trust the broker. A list instead of a message, a header of another type or an entry that is not JSON
+raises in the worker's main thread and ends the worker; the message is delivered again, and ends the next one.
 
-Holds: no message ends a worker, and none keeps a place among those that are under way; one that cannot be used is
-acknowledged. Content is JSON, uncompressed, of bounded size and depth.
-Does not: keep what it drops.
+Holds: no message ends a worker, and none stays unacknowledged for ever; an unusable one is acknowledged. Content is
+JSON, uncompressed, of bounded size and depth.
+Does not: keep dropped messages.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from broker.celery.logins import UrlCredentials
 from broker.runtime import SYSTEM_CLOCK, Clock, UrlInFile
 
 MAX_BODY_CHARS = 1 << 20
-"""Of answers to remote control, which list what a worker holds."""
+"""For answers to remote control, which list a worker's requests."""
 MAX_TASK_CHARS = 1 << 16
 MAX_NAME_CHARS = 256
 MAX_DEPTH = 32
 LONGEST_ETA = timedelta(hours=1)
-"""The visibility timeout: the broker delivers again what is held for longer."""
+"""The visibility timeout: the broker delivers messages again that are held for longer."""
 SHOWN_CHARS = 300
 NOT_THE_MESSAGE = (OSError, redis_errors.ConnectionError, redis_errors.TimeoutError, redis_errors.ResponseError)
-"""Errors of a broker that fails. kombu counts KeyError among them, which a message can cause too."""
+"""Errors of a failing broker. kombu includes KeyError, which a message can cause too."""
 
 _log = logging.getLogger(__name__)
 
@@ -59,11 +59,11 @@ class _Properties(BaseModel):
 
 class _Headers(BaseModel):
     compression: None = None
-    """A few compressed bytes could ask for all the memory there is."""
+    """A few compressed bytes could expand to all available memory."""
 
 
 class _Envelope(BaseModel):
-    """What kombu writes around a message, in a list and in a channel."""
+    """kombu's envelope of a message, in a list or a channel."""
 
     body: StrictStr
     content_type: Literal["application/json"] = Field(alias="content-type")
@@ -73,7 +73,7 @@ class _Envelope(BaseModel):
 
 
 class _TaskHeaders(BaseModel):
-    """What Celery's second protocol says of a task, as far as a worker computes with it."""
+    """The headers of Celery's protocol 2 that a worker computes with."""
 
     task: StrictStr = Name
     id: StrictStr = Name
@@ -101,7 +101,7 @@ class _Embedded(BaseModel):
 
 
 class _TaskBody(RootModel[tuple[list[Any], dict[str, Any], _Embedded | None]]):
-    """Arguments by position, arguments by name, and what follows."""
+    """Positional arguments, keyword arguments, and followers."""
 
 
 class Refused(ValueError):
@@ -109,7 +109,7 @@ class Refused(ValueError):
 
 
 def note_dropped(what: str, error: Exception) -> None:
-    """Say in the log that something was dropped, and why, in one line of bounded length."""
+    """Log that something was dropped, and why, in one line of bounded length."""
     is_ours = isinstance(error, ValidationError | Refused)
     reason = explain(error) if is_ours else f"{type(error).__name__}: {error}"
     _log.warning("%s was dropped: %s", what, repr(reason[:SHOWN_CHARS]))
@@ -124,10 +124,10 @@ def explain(error: Exception) -> str:
 
 
 class QoS(kombu_redis.QoS):  # type: ignore[misc]
-    """What is under way."""
+    """The unacknowledged messages."""
 
     def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:
-        """Put a message back; forget one that cannot be, or it would keep all others from it."""
+        """Restore a message to its queue. Delete one that cannot be restored, because it would block all others."""
         try:
             super().restore_by_tag(tag, client=client, leftmost=leftmost)
         except NOT_THE_MESSAGE:
@@ -139,12 +139,12 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]
 
 
 class Channel(kombu_redis.Channel):  # type: ignore[misc]
-    """Reads lists and channels; what is not a message is dropped."""
+    """Reads lists and channels. Data that is not a message is dropped."""
 
     QoS = QoS
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
-        """Return how to connect; a login that a file holds is read from it each time."""
+        """Return the connection parameters. A login in a file is read each time."""
         found: dict[str, Any] = super()._connparams(asynchronous)
         url = getattr(self.connection.client, "own_url", "")
         if isinstance(url, UrlInFile) and found.get("password"):
@@ -170,7 +170,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
 
 
 class Transport(kombu_redis.Transport):  # type: ignore[misc]
-    """kombu's transport over Redis, with an eye on what it carries."""
+    """kombu's transport over Redis, with a check of each message."""
 
     Channel = Channel
     max_body_chars = MAX_BODY_CHARS
@@ -188,12 +188,12 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]
             raise Refused(f"its body has {len(message['body'])} characters; the limit is {self.max_body_chars}")
 
     def replace_unusable(self, message: Any, queue: str, error: Exception) -> Any:  # noqa: ARG002
-        """Return what is delivered instead of a message that cannot be used: nothing, so the error is raised."""
+        """Return a message to deliver instead of an unusable one. There is none by default, so the error is raised."""
         raise error
 
 
 class Connection(kombu.Connection):  # type: ignore[misc]
-    """A connection that reads by our transport where kombu would read by its own."""
+    """A connection with our transport in place of kombu's."""
 
     own_transport: type[Transport] = Transport
 
@@ -206,7 +206,7 @@ class Connection(kombu.Connection):  # type: ignore[misc]
         return super().clone(own_url=self.own_url, **options)
 
     def Pool(self, limit: int | None = None, **options: Any) -> Any:  # noqa: N802  (kombu's)
-        """Return a pool of such connections; kombu's own would have those of kombu, with the login of now for ever."""
+        """Return a pool of such connections, because kombu's own would keep the first login for ever."""
         return _Pool(self, limit, **options)
 
     def get_transport_cls(self) -> Any:
@@ -216,7 +216,7 @@ class Connection(kombu.Connection):  # type: ignore[misc]
 
 
 class _PooledConnection(kombu_connection.PooledConnection, Connection):  # type: ignore[misc]
-    """A connection that sends, and takes nothing."""
+    """A connection that only sends."""
 
 
 class _Pool(kombu_connection.ConnectionPool):  # type: ignore[misc]
@@ -227,37 +227,37 @@ class _Pool(kombu_connection.ConnectionPool):  # type: ignore[misc]
 
 
 class Messages(AMQP):  # type: ignore[misc]
-    """How an application connects."""
+    """The classes of an application's connections."""
 
     Connection = Connection
 
 
 class WorkerConsumer(Consumer):  # type: ignore[misc]
-    """Celery's consumer of a worker; started by `celery worker` too, it neither gossips nor mingles."""
+    """A worker's consumer without gossip and mingle, also if `celery worker` started the worker."""
 
     def __init__(self, *arguments: Any, worker_options: dict[str, Any] | None = None, **options: Any) -> None:
         quiet = {**(worker_options or {}), "without_gossip": True, "without_mingle": True}
         super().__init__(*arguments, worker_options=quiet, **options)
-        # What nobody foresaw costs a new connection, not the worker.
+        # An unexpected error costs a new connection, not the worker.
         self.channel_errors = (Exception,)
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
-        """Say what the broker refused, such as to read a key of another type, before connecting again."""
+        """Log the broker's refusal, such as reading a key of another type, before connecting again."""
         if isinstance(exc, redis_errors.ResponseError):
             _log.error("Celery's broker refuses a command of this worker: %s", exc)
         super().on_connection_error_after_connected(exc)
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
-        """Drop a message whose body cannot be read."""
+        """Drop a message with an unreadable body."""
         note_dropped("a Celery message", exc)
         message.ack()
 
     def check(self, message: Any) -> None:
-        """Refuse a task message that cannot be carried out; raises whatever says so."""
+        """Check that a task message can run; any error refuses it."""
         check_task(message, self.strategies)
 
     def create_task_handler(self, *arguments: Any, **options: Any) -> Callable[[Any], None]:
-        """Return what takes up one task message, whatever it is."""
+        """Return the handler of task messages, which drops unusable ones."""
         take_up = super().create_task_handler(*arguments, **options)
 
         def take_up_or_drop(message: Any) -> None:
@@ -275,7 +275,7 @@ class WorkerConsumer(Consumer):  # type: ignore[misc]
         return take_up_or_drop
 
     def answer_dropped(self, message: Any, error: Exception) -> None:
-        """Tell the sender of a task message why it was dropped, where results are kept: nowhere."""
+        """Tell the sender of a task message why it was dropped. Does nothing here, because no results are kept."""
 
 
 def check_task(
@@ -286,19 +286,23 @@ def check_task(
     longest_eta: timedelta | None = LONGEST_ETA,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Any:
-    """Refuse what would raise where nobody acknowledges it: in the worker's main thread, or in one of its pool.
+    """Refuse a message that would raise in the worker's main thread or pool, where it would never be acknowledged.
 
     Args:
-        longest_eta: None for a worker that holds no message until its time.
+        longest_eta: maximum time until the eta; None for a worker that ignores it.
 
     Returns:
-        The body: arguments by position, arguments by name, and what follows.
+        The body: positional arguments, keyword arguments, and followers.
     """
     found = _TaskHeaders.model_validate(message.headers)
     if found.task not in known:
         raise Refused(f"this worker has no task {found.task!r}")
-    if longest_eta and found.eta is not None and _aware(found.eta) > clock.now() + longest_eta:
-        raise Refused(f"its eta is more than {longest_eta.total_seconds():g} s away, so it would be delivered twice")
+    if longest_eta and found.eta is not None:
+        eta = found.eta if found.eta.tzinfo is not None else found.eta.replace(tzinfo=UTC)
+        if eta > clock.now() + longest_eta:
+            raise Refused(
+                f"its eta is more than {longest_eta.total_seconds():g} s away, so it would be delivered twice"
+            )
     if len(message.body) > max_chars:
         raise Refused(f"its body has {len(message.body)} bytes; the limit is {max_chars}")
     body = message.decode()
@@ -309,7 +313,7 @@ def check_task(
 
 
 def is_deeper(value: Any, depth: int) -> bool:
-    """Say whether lists and mappings are nested more deeply than that."""
+    """Return whether lists and mappings are nested more deeply than `depth`."""
     level = [value]
     for _ in range(depth):
         level = [child for parent in level for child in _children(parent)]
@@ -320,7 +324,3 @@ def _children(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
-
-
-def _aware(time: datetime) -> datetime:
-    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)

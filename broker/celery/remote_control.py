@@ -1,11 +1,10 @@
-"""Remote control: what may be asked of a worker through Celery's broker, and by whom.
+"""Remote control: restricts the commands that a worker accepts through Celery's broker.
 
-Holds: anyone who can write to the broker may look at workers and drain them; only where the broker has a password may
-they also stop workers and switch task events on. The door, whose tasks anyone who can write to the broker may send,
-also takes back what they have sent: `revoke`. Everything else that Celery's remote control knows is refused with an
-answer: it imports modules by name, changes what a worker reads, or keeps whatever it is sent.
-A command that is not well-formed is dropped with a line in the log; answers go to the queue of answers only, and no
-password of a URL is in them: Celery shows that of a socket's URL.
+Holds: any client that can write to the broker may inspect workers and drain them. Only if the broker has a password may
+it also stop workers and switch task events on. An ingress worker also accepts `revoke`, because the same clients may
+send its tasks. All other commands of Celery's remote control are refused with an answer: they import modules by name,
+change the queues of a worker, or store anything they are sent. A malformed command is dropped with a line in the log.
+Answers go to reply queues only, and contain no password of a URL, although Celery would show that of a socket's URL.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _log = logging.getLogger(__name__)
 LOOKING = frozenset(
     {"ping", "stats", "active", "active_queues", "conf", "registered", "reserved", "revoked", "scheduled", "query_task"}
 )
-"""Celery's commands that only look; Flower shows what they answer."""
+"""Celery's read-only commands. Flower shows their answers."""
 OWN = frozenset({"conversations", "drain"})
 BEHIND_A_PASSWORD = frozenset({"shutdown", "enable_events", "disable_events", "heartbeat"})
 OF_THE_DOOR = frozenset({"revoke"})
@@ -51,10 +50,10 @@ class _Command(BaseModel):
 
 
 class Node(pidbox.Node):  # type: ignore[misc]
-    """A worker's end of remote control."""
+    """A worker's side of remote control."""
 
     def handle_message(self, body: Any, message: Any = None) -> Any:  # noqa: ARG002  (kombu's)
-        """Carry out a command that is for this worker."""
+        """Run a command that is addressed to this worker."""
         try:
             command = _Command.model_validate(body)
             self._check_reply_to(command)
@@ -72,15 +71,15 @@ class Node(pidbox.Node):  # type: ignore[misc]
 
     @property
     def allowed(self) -> frozenset[str]:
-        """The commands that a worker with such a broker takes, if it has them: `drain` is for controller workers."""
+        """The commands that a worker with this broker accepts, if it has them. `drain` is for controller workers."""
         has_password = urlsplit(str(self.state.app.conf.broker_url)).password
         own = OWN | (OF_THE_DOOR if self.state.app.main == DOOR else frozenset())
         return LOOKING | own | (BEHIND_A_PASSWORD if has_password else frozenset())
 
     def _refuse(self, command: _Command) -> None:
-        """Answer why a command is not carried out."""
+        """Answer why a command is refused."""
         is_closed = command.method in BEHIND_A_PASSWORD
-        why = "the broker has no password" if is_closed else f"{self._kind} do not take it"
+        why = "the broker has no password" if is_closed else f"{self._kind} do not accept it"
         refusal = f"The command {command.method!r} is refused: {why}."
         _log.warning(refusal)
         if command.reply_to is not None:
@@ -88,12 +87,12 @@ class Node(pidbox.Node):  # type: ignore[misc]
 
     @property
     def _kind(self) -> str:
-        """Who refuses, such as `tool workers`."""
+        """The kind of worker for refusals, such as `tool workers`."""
         return f"{self.hostname.partition('-')[0]} workers"
 
     def _check_reply_to(self, command: _Command) -> None:
         if command.reply_to is not None and command.reply_to.exchange != self.mailbox.reply_exchange.name:
-            raise Refused(f"it wants its answer at {command.reply_to.exchange!r}")
+            raise Refused(f"its reply queue is invalid: {command.reply_to.exchange!r}")
 
     def _is_meant(self, command: _Command) -> bool:
         if command.destination:
@@ -102,7 +101,7 @@ class Node(pidbox.Node):  # type: ignore[misc]
 
 
 def _without_passwords(data: Any) -> Any:
-    """Return an answer without the passwords of the URLs in it."""
+    """Remove the passwords of URLs from an answer."""
     if isinstance(data, str):
         return hide_password(data)
     if isinstance(data, dict):
@@ -111,7 +110,7 @@ def _without_passwords(data: Any) -> Any:
 
 
 class Mailbox(pidbox.Mailbox):  # type: ignore[misc]
-    """Where commands arrive."""
+    """The mailbox of commands."""
 
     node_cls = Node
 

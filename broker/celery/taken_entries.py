@@ -1,16 +1,16 @@
-"""A pop that loses nothing: entries of a Celery queue between leaving it and the note that they are under way.
+"""A pop that loses nothing: keeps entries of a Celery queue safe until they are recorded as unacknowledged.
 
-kombu takes an entry by BRPOP, and then notes it among those that are under way. A worker that is killed in between
-takes the entry with it. Here the broker moves the entry into a list of the worker's connection, and the note removes
-it from there in the same transaction.
+kombu pops an entry by BRPOP, and then records it as unacknowledged. A worker that is killed in between loses the entry.
+Here the broker moves the entry into a list of the worker's connection, and recording it removes it from there in the
+same transaction.
 
-Holds: at every moment an entry is in its queue, in such a list, or under way. Any worker that reads the queue puts back
-what is in a list whose connection has shown no life for `ALIVE_SECONDS`.
-Does not: prevent that an entry is delivered a second time; its task must be idempotent under its id.
+Holds: at every moment an entry is in its queue, in such a list, or unacknowledged. Any worker of the queue puts back
+the entries of a list whose connection has shown no life for `ALIVE_SECONDS`.
+Does not: prevent a second delivery of an entry; its task must be idempotent under its id.
 
 Keys, in Celery's broker:
-    deckhands:takers                      a set of `<connection> <queue>`: the lists in which entries may be
-    deckhands:taken:<connection> <queue>  a list of the entries; at most one
+    deckhands:takers                      a set of `<connection> <queue>`: the lists that may have entries
+    deckhands:taken:<connection> <queue>  a list with at most one entry
     deckhands:taking:<connection>         expires when the connection shows no life
 """
 
@@ -38,18 +38,18 @@ from broker.runtime import SYSTEM_CLOCK, failpoint, new_key
 TAKERS, TAKEN, TAKING = "deckhands:takers", "deckhands:taken:", "deckhands:taking:"
 ALIVE_SECONDS = 10
 BLOCK_SECONDS = 0.25
-"""One list can be waited for; an idle worker looks at those of other priorities this often."""
+"""A client can block on one list only. An idle worker checks the lists of other priorities this often."""
 PUT_BACK_LIMIT = 1_000
-"""Entries of one list that are put back at once."""
+"""Number of entries of one list that are put back at once."""
 
 
 class KeptQoS(QoS):
-    """What is under way, and what is about to be."""
+    """The unacknowledged messages, and those about to become so."""
 
     _is_noting = False
 
     def append(self, message: Any, delivery_tag: Any) -> None:
-        """Note that a message is under way."""
+        """Record a message as unacknowledged."""
         self._is_noting = True
         try:
             super().append(message, delivery_tag)
@@ -59,14 +59,14 @@ class KeptQoS(QoS):
 
     @contextmanager
     def pipe_or_acquire(self, pipe: Any = None, client: Any = None) -> Iterator[Any]:
-        """Return a transaction; the one that notes a message also removes it from where it was taken to."""
+        """Return a transaction. The one that records a message also removes it from its taken list."""
         with super().pipe_or_acquire(pipe, client) as transaction:
             if self._is_noting and self.channel.taken is not None:
                 transaction.lrem(*self.channel.taken)
             yield transaction
 
     def restore_visible(self, *arguments: Any, **options: Any) -> None:
-        """Put back what others have left: of what was under way, and of what was taken."""
+        """Put back the messages of dead workers: unacknowledged and taken ones."""
         super().restore_visible(*arguments, **options)
         self.channel.put_back_taken()
 
@@ -76,7 +76,7 @@ class KeptChannel(Channel):
 
     QoS = KeptQoS
     taken: tuple[str, int, bytes] | None = None
-    """The entry that is being delivered: its list, how many to remove, and itself."""
+    """The entry that is being delivered: its list, how many to remove, and its bytes."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -84,7 +84,7 @@ class KeptChannel(Channel):
         self._asked = ""
 
     def put_back_taken(self) -> None:
-        """Show life, and put back what connections have taken that show none."""
+        """Show life, and put back the entries of connections that show none."""
         own = self._keys(self.active_queues)
         with self.conn_or_acquire() as client:
             client.set(TAKING + self._taker, 1, ex=ALIVE_SECONDS)
@@ -93,7 +93,7 @@ class KeptChannel(Channel):
                 taker, _, queue = name.partition(" ")
                 if client.exists(TAKING + taker):
                     continue
-                if queue not in own:  # perhaps nobody reads it any more; what is in the list waits for those who do
+                if queue not in own:  # no worker may read it any more; its entries wait for one that does
                     with suppress(redis_errors.ResponseError):
                         if not client.llen(TAKEN + name):
                             self._forget_list(client, name)
@@ -111,7 +111,7 @@ class KeptChannel(Channel):
                 return
 
     def _forget_list(self, client: Any, name: str) -> None:
-        """Forget an empty list, unless its connection shows life meanwhile: it may be about to take an entry."""
+        """Remove an empty list from the set, unless its connection shows life and may be about to take an entry."""
         life = TAKING + name.partition(" ")[0]
         with client.pipeline() as pipe, suppress(redis_errors.WatchError):
             pipe.watch(life)
@@ -135,7 +135,7 @@ class KeptChannel(Channel):
         self.client.connection.send_command("BLMOVE", self._asked, self._list(self._asked), "RIGHT", "LEFT", limit)
 
     def _show_life(self, client: Any, keys: list[str]) -> list[int]:
-        """Note that this connection may take entries; return the lengths of the lists that it reads."""
+        """Record that this connection may take entries. Return the lengths of its lists."""
         pipe = client.pipeline(transaction=False)
         for key in keys:
             pipe.llen(key)
@@ -146,7 +146,7 @@ class KeptChannel(Channel):
         found: list[int] = pipe.execute()
         if not any(found[len(keys) : 2 * len(keys)]):
             return found[: len(keys)]
-        # An answer was lost with its connection. Under another name, the entry counts as that of a dead worker.
+        # A reply was lost with its connection. With a new name, the entry counts as that of a dead worker.
         self._taker = new_key()
         return self._show_life(client, keys)
 
@@ -171,21 +171,21 @@ class KeptChannel(Channel):
             self._queue_cycle.rotate(queue)
             self.connection._deliver(loads(entry.decode()), queue)  # noqa: SLF001  (as kombu does)
         except NOT_THE_MESSAGE:
-            self.taken = None  # it stays where it is, and comes back
+            self.taken = None  # it stays in its list, and comes back
             raise
         finally:
             self._forget_taken()
         return True
 
     def _forget_taken(self) -> None:
-        """Remove an entry that was not noted, because it is no message."""
+        """Remove a taken entry that is not a message."""
         if self.taken is not None:
             with self.conn_or_acquire() as client:
                 client.lrem(*self.taken)
             self.taken = None
 
     def _keys(self, queues: Iterable[str]) -> list[str]:
-        """Return the lists of these queues, those of the highest priority first."""
+        """Return the lists of these queues, highest priority first."""
         return [self._q_for_pri(queue, priority) for priority in self.priority_steps for queue in queues]
 
     def _list(self, queue: str) -> str:
@@ -193,18 +193,18 @@ class KeptChannel(Channel):
 
 
 class KeptTransport(Transport):
-    """A transport that loses nothing."""
+    """A transport that loses no message."""
 
     Channel = KeptChannel
 
 
 class KeptConnection(Connection):
-    """A connection by this transport."""
+    """A connection with this transport."""
 
     own_transport = KeptTransport
 
 
 class KeptMessages(Messages):
-    """How an application connects whose queue must lose nothing."""
+    """The classes of an application whose queue must lose nothing."""
 
     Connection = KeptConnection

@@ -1,4 +1,4 @@
-"""How a worker process starts: closed to others, logging, a clear error for bad settings, then Celery's own worker."""
+"""Starts a worker process: secludes it, starts logging, reports bad settings, then runs Celery's worker."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def run_worker(app_module: str, role: str, **options: Any) -> None:
     Args:
         app_module: has `app`, a Celery application.
         role: names the worker in Flower and `celery inspect`: `<role>-<pid>@<host>`.
-        options: of Celery's worker, beside those that all of ours have.
+        options: options of Celery's worker, in addition to those of all our workers.
     """
     seclude()
     begin_logging(role, is_json=logs_json())
     for package in OUR_PACKAGES:  # Celery sets the level of all others to its own
         logging.getLogger(package).setLevel(logging.INFO)
-    gc.disable()  # imports leave no garbage, and searching for it is a tenth of what they cost
+    gc.disable()  # imports leave no garbage, and collections take a tenth of the import time
     try:
         app = importlib.import_module(app_module).app
     except DeckhandsError as error:
@@ -38,6 +38,6 @@ def run_worker(app_module: str, role: str, **options: Any) -> None:
         else:
             sys.stderr.write(f"{error}\n")
         sys.exit(EXIT_USAGE)
-    gc.freeze()  # what was imported stays
+    gc.freeze()  # imported modules stay
     gc.enable()
     sys.exit(run_until_told(app, f"{role}-{os.getpid()}@%h", **options))

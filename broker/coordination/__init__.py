@@ -1,4 +1,4 @@
-"""Who works on what: ownership, heartbeats, wake-ups, action streams, files on their way between workers.
+"""Ownership, heartbeats, wake-ups, action streams, and file transfers between workers.
 
 Start with: ownership.
 """

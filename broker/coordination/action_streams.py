@@ -1,7 +1,7 @@
-"""How a tool worker takes up actions: the action streams of its pools and of its node.
+"""Delivers actions to tool workers: the action streams of their pools and of their node.
 
-Holds: an action is claimed before its side effect; what a dead worker had claimed is handed out again as `Reclaimed`,
-so that its journal can be asked before anything is run; one observation settles an action for good.
+Holds: an action is claimed before its side effect. An action claimed by a worker that died is delivered again as
+`Reclaimed`, so that its new worker asks the journal before it runs anything. One observation settles an action.
 Keys: `deck:{k}:act:<route>`, `deck:{k}:act:interactive:<route>` (group `tools`).
 """
 
@@ -23,13 +23,13 @@ ORDERS = frozenset({"cancel", "close", "transfer"})
 
 @dataclass(frozen=True, slots=True)
 class ActionDelivery:
-    """An action handed to this worker.
+    """An action delivered to this worker.
 
     Attributes:
         entry: the action event's bytes, see `codec`.
-        workspace: where the conversation's tools work.
-        place: `<stream>|<entry id>`, to be acknowledged with the observation.
-        is_anywhere: it was sent to a pool and not to its workspace: the claim binds no workspace to this node.
+        workspace: the workspace of the conversation's tools.
+        place: `<stream>|<entry id>`, acknowledged together with the observation.
+        is_anywhere: it was sent to a pool and not to its workspace. The claim binds no workspace to this node.
     """
 
     conversation_id: str
@@ -45,7 +45,7 @@ class ControlDelivery:
     """An order about a conversation's workspace: `cancel` a running action, `close` the workspace, or `transfer` files.
 
     Attributes:
-        token: of a transfer, see `broker.coordination.transfers`.
+        token: the token of a transfer, see `broker.coordination.transfers`.
     """
 
     conversation_id: str
@@ -57,10 +57,12 @@ class ControlDelivery:
 
 @dataclass(frozen=True, slots=True)
 class ActionClaimed:
-    """Nobody has begun this action: run it. `attempt` counts from 1, `moves` how often its node was lost.
+    """No other worker has started this action: run it.
 
     Attributes:
-        secrets: what is kept of the conversation's, see `Secrets.wanted_by`; None: unknown.
+        attempt: counts from 1.
+        moves: how often the workspace was moved away from a lost node.
+        secrets: the stored secrets of the conversation, see `Secrets.wanted_by`; None if unknown.
     """
 
     attempt: int
@@ -70,10 +72,10 @@ class ActionClaimed:
 
 @dataclass(frozen=True, slots=True)
 class ActionReclaimed:
-    """A worker that is dead had claimed it: ask the workspace's journal before running anything.
+    """A worker that has died had claimed it: ask the workspace's journal before running anything.
 
     Attributes:
-        attempt: the first worker that died with it counts, and then only those that died while it acted, see `mark`.
+        attempt: counts the first worker that died with it; after that, only workers that died while it ran, see `mark`.
     """
 
     attempt: int
@@ -84,7 +86,7 @@ class ActionReclaimed:
 
 @dataclass(frozen=True, slots=True)
 class NothingToDo:
-    """Settled, in other hands, forwarded to its node, or its conversation is gone; `why` says which."""
+    """There is nothing to run. `why` says: settled, held by another worker, forwarded to its node, or gone."""
 
     why: str
 
@@ -93,7 +95,7 @@ ClaimOutcome = ActionClaimed | ActionReclaimed | NothingToDo
 
 
 def routes(node: str, pools: Sequence[str]) -> list[str]:
-    """Return the routes a worker on `node` serves: its node's own first, then its pools'."""
+    """Return the routes that a worker on `node` serves: its node first, then its pools."""
     return [f"node:{node}", *(f"pool:{pool}" for pool in pools)]
 
 
@@ -101,7 +103,7 @@ class ActionQueue:
     """The action streams of one shard, as one worker reads them.
 
     Args:
-        is_first: True: those of interactive conversations; False: all others; None: both.
+        is_first: True for the streams of interactive conversations, False for all others, None for both.
     """
 
     def __init__(
@@ -129,7 +131,7 @@ class ActionQueue:
         self._reader = GroupReader(store, "tools", worker_id, self.streams)
 
     async def read(self, *, limit: int) -> list[ActionDelivery | ControlDelivery]:
-        """Wait up to two seconds and return what was handed to this worker, at most `limit` from each stream."""
+        """Wait up to two seconds and return the deliveries to this worker, at most `limit` from each stream."""
         deliveries: list[ActionDelivery | ControlDelivery] = []
         for stream, entry_id, flat in await self._reader.read(limit=limit):
             try:
@@ -156,12 +158,12 @@ class ActionQueue:
         return ActionDelivery(cid, action_id, fields[b"e"], workspace, place, is_anywhere=b"p" in fields)
 
     async def claim(self, delivery: ActionDelivery) -> ClaimOutcome:
-        """Take an action up, before its side effect; binds the conversation's workspace to this node.
+        """Claim an action before its side effect. Binds the conversation's workspace to this node.
 
         Idempotent: a repeated claim by the same worker is `ActionReclaimed` from itself.
 
         Raises:
-            EventsLost: the log does not hold this action; its entry is acknowledged.
+            EventsLost: the log does not hold this action. Its entry is acknowledged.
         """
         names = self._store.keys(delivery.conversation_id)
         stream, _, entry = delivery.place.rpartition("|")
@@ -190,7 +192,7 @@ class ActionQueue:
         return NothingToDo(reply[0])
 
     async def mark(self, delivery: ActionDelivery, *, is_acting: bool) -> bool:
-        """Record that a claimed action is running, so that its death counts. False: not its claim."""
+        """Record whether a claimed action runs; only then does a crash count. Returns False if the claim was lost."""
         names = self._store.keys(delivery.conversation_id)
         reply = await self._store.function(
             "deck_mark_action", (names.root, names.shard.root), delivery.action_id, self._worker_id, int(is_acting)
@@ -198,10 +200,10 @@ class ActionQueue:
         return bool(reply[0] == "marked")
 
     async def acknowledge(self, delivery: ActionDelivery | ControlDelivery) -> None:
-        """Take an entry out of this worker's hands without an observation."""
+        """Acknowledge an entry without an observation."""
         stream, _, entry = delivery.place.rpartition("|")
         await self._store.call("XACK", stream, "tools", entry)
 
     async def aclose(self) -> None:
-        """Close its connection."""
+        """Close the connection."""
         await self._reader.aclose()

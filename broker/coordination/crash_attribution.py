@@ -1,12 +1,12 @@
-"""Crash attribution: what was active when a worker died runs under a mark in the store, one at a time.
+"""Crash attribution: after a crash, suspects start one at a time, each marked in the store while it acts.
 
-A worker that dies drops everything it held, and at most one of these things is to blame. So the first death
-counts against each of them. From then on each is marked while it acts, and the next death counts against the marked.
+A worker that dies drops everything it held, and at most one of these things caused the crash. So the first death counts
+against each of them. From then on each is marked while it acts, and the next death counts only against the marked ones.
 
-Holds: one suspect of a process begins at a time, so that a death counts against one of them and not all. A suspect that
-takes longer than `TURN_SECONDS` keeps its mark and lets the next one begin. One that has begun and waited continues at
-once, or those that begin would hold up all others. The more deaths count against a suspect, the later it begins, so
-that a kill that always comes at the same moment does not meet the same one.
+Holds: one suspect of a process starts at a time, so that a death counts against one and not all. A suspect that takes
+longer than `TURN_SECONDS` keeps its mark, and the next one starts. A suspect that has started and then waited continues
+without a turn; otherwise starting suspects would block the others. A suspect starts later the more deaths it has, so
+that a kill at a fixed moment does not always hit the same suspect.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ PAUSE_SECONDS = 0.5
 
 
 class Turns:
-    """The turns in which the suspects of a process begin.
+    """The turns in which the suspects of a process start.
 
     Args:
-        turn_seconds: How long one may last.
-        pause_seconds: How much later a suspect asks for its turn, for each death but the first.
+        turn_seconds: maximum duration of a turn.
+        pause_seconds: delay of a suspect's first turn, for each death but the first.
     """
 
     def __init__(self, *, turn_seconds: float = TURN_SECONDS, pause_seconds: float = PAUSE_SECONDS) -> None:
@@ -32,7 +32,7 @@ class Turns:
         self._free = asyncio.Semaphore(1)
 
     async def take(self) -> Callable[[], None]:
-        """Wait for a turn and return what ends it; it ends by itself when it has lasted too long. Idempotent."""
+        """Wait for a turn and return the function that ends it. A turn also ends after `turn_seconds`. Idempotent."""
         await self._free.acquire()
         is_over = False
 
@@ -48,11 +48,11 @@ class Turns:
 
 
 class CrashAttribution:
-    """Marks one thing while it acts; does nothing for things that no worker has died with.
+    """Marks one thing while it acts. Does nothing for things that no worker has died with.
 
     Args:
-        mark: Notes in the store that it acts, or that it only waits now.
-        deaths: How many count against it.
+        mark: records in the store whether it acts (True) or waits (False).
+        deaths: number of deaths that count against it.
     """
 
     def __init__(self, turns: Turns, mark: Callable[[bool], Awaitable[object]], *, deaths: int) -> None:
@@ -64,7 +64,7 @@ class CrashAttribution:
         self._end_turn: Callable[[], None] | None = None
 
     async def act(self) -> None:
-        """Act, the first time when it is its turn. Idempotent."""
+        """Mark it as acting; the first time, wait for a turn before. Idempotent."""
         if not self._is_suspect or self._is_marked:
             return
         if not self._has_begun:
@@ -75,27 +75,27 @@ class CrashAttribution:
         await self._mark(True)
 
     async def rest(self) -> None:
-        """Only wait: a death that comes now does not count against it. Idempotent."""
+        """Mark it as waiting: a death from now on does not count against it. Idempotent."""
         if self._is_marked:
             self._is_marked = False
             await self._mark(False)
             self.end_turn()
 
     def end_turn(self) -> None:
-        """Let the next one act; the mark was taken away otherwise, or is to stay. Idempotent."""
+        """End the turn but leave the mark, which stays or is removed elsewhere. Idempotent."""
         if self._end_turn is not None:
             self._end_turn()
             self._end_turn = None
 
     def clear(self) -> None:
-        """Stop suspecting it: it has made progress, and the store has forgotten its deaths."""
+        """Clear the suspicion: it has made progress, and the store has reset its deaths."""
         self._is_suspect = self._is_marked = False
         self.end_turn()
 
 
 async def _never_marked(is_acting: bool) -> None:
-    raise AssertionError(f"nobody is suspected, and yet marked {is_acting}")
+    raise AssertionError(f"marked without a suspicion: {is_acting}")
 
 
 NOT_SUSPECTED = CrashAttribution(Turns(), _never_marked, deaths=0)
-"""Of what no worker has died with."""
+"""The attribution for things that no worker has died with."""

@@ -1,13 +1,12 @@
-"""What a worker has counted, on its way to those who show metrics: it travels with the heartbeat.
+"""The metrics of a worker. They travel with its heartbeat to the readers of metrics.
 
-Every few beats, a worker repeats what it says of itself, and one field of that is a text with these figures. So one
-reader of the store has the figures of all workers, and no worker needs a port.
+Every few beats, a worker repeats its facts in the store; one field of them is a text with these figures. So one reader
+of the store has the figures of all workers, and no worker needs a port.
 
-Holds: a figure has at most `MAX_LABELS` labels; further ones count under `OTHER`, and providers choose the names of
-models, so labels are short and plain. What is read back is checked, because
-anybody with the rights of a worker could have written it: what cannot be used is left out.
-Does not: keep anything. A figure that grows begins at 0 with its worker; what it counted in its last seconds is lost
-when it is killed.
+Holds: a figure has at most `MAX_LABELS` labels; further ones count under `OTHER`. Labels are short and plain, because
+providers choose the names of models. Figures are validated when read, because any process with the rights of a worker
+could have written them; invalid ones are left out.
+Does not: store history. A counter starts at 0 with its worker. If the worker is killed, its last seconds are lost.
 Keys: the field `figures` of `deck:{k}:worker:<w>:about` of the first shard.
 """
 
@@ -21,31 +20,32 @@ from collections.abc import Mapping
 
 FIELD = "figures"
 MAX_LABELS = 32
-"""Of one figure of one worker."""
+"""For one figure of one worker."""
 MAX_LABEL_CHARS = 100
 MAX_TEXT_CHARS = 65_536
 MAX_FIGURES = 50
 LARGEST = 2.0**53
 OTHER = "other"
 LAGS_KEPT = 50
-"""At a beat's pace, a quarter of a minute."""
+"""A quarter of a minute of beats."""
 
 _UNFIT = re.compile(r"[^ !#-\[\]-~]")
-"""Neither printable ASCII, nor a character that JSON writes as several: a text of figures has a bounded length."""
+"""Characters that are not printable ASCII, or that JSON escapes. Without them, a text of figures has a bounded
+length."""
 
 Labelled = Mapping[str, float]
-"""Values by label; the label of a figure without labels is empty."""
+"""Values by label. The label of a figure without labels is empty."""
 
 
 class Figures:
-    """The figures of one worker. Only its loop changes them."""
+    """The figures of one worker. Only its event loop changes them."""
 
     def __init__(self) -> None:
         self._values: dict[str, dict[str, float]] = {}
         self._lags: deque[float] = deque(maxlen=LAGS_KEPT)
 
     def add(self, name: str, amount: float = 1.0, label: str = "") -> None:
-        """Add to a figure that only grows."""
+        """Add to a counter."""
         values = self._values.setdefault(name, {})
         if label not in values:
             label = _UNFIT.sub("?", label[:MAX_LABEL_CHARS])
@@ -54,24 +54,24 @@ class Figures:
         values[label] = values.get(label, 0.0) + amount
 
     def set(self, **now: float) -> None:
-        """Say what some figures are now."""
+        """Set the current values of some gauges."""
         for name, value in now.items():
             self._values[name] = {"": value}
 
     def note_lag(self, seconds: float) -> None:
-        """Note by how much the loop was late to do something at a certain time."""
+        """Record how late the event loop was for something due at a certain time."""
         lag = max(0.0, seconds)
         self._lags.append(lag)
         self.add("loop_late_seconds", lag)
         self.set(loop_lag_seconds=max(self._lags))
 
     def text(self) -> str:
-        """Return all of them as `read_figures` takes them."""
+        """Return all figures in the format of `read_figures`."""
         return json.dumps(self._values)
 
 
 def read_figures(text: str) -> dict[str, dict[str, float]]:
-    """Return the figures in a text by name and label; what cannot be used is left out. Raises nothing."""
+    """Parse figures by name and label. Invalid ones are left out. Raises nothing."""
     try:
         found = json.loads(text) if 0 < len(text) <= MAX_TEXT_CHARS else {}
     except (ValueError, RecursionError):

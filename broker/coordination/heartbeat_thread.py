@@ -1,13 +1,13 @@
-"""A thread that keeps a worker's heartbeat going while its event loop is busy.
+"""A thread that sends a worker's heartbeat while its event loop is busy.
 
-A burst of work (two hundred replies at once, each with milliseconds of a provider's library) can hold a loop for longer
-than a heartbeat may be late. Taking over then would throw away paid model calls, and put the same burst on the next
-worker.
+A burst of work (two hundred replies at once, each with milliseconds of a provider's library) can block a loop for
+longer than a heartbeat may be late. A takeover would then throw away paid model calls, and put the same burst on the
+next worker.
 
-Holds: it beats only while the loop has turned within `STUCK_AFTER_SECONDS`, so a loop that is stuck, or held by code
-that never lets go of the interpreter, is taken over like a dead one; while the loop beats in time the thread only
-watches, and has no connection.
-Does not: tell the loop anything; a worker that was declared dead learns it from its own next beat.
+Holds: the thread beats only if the loop has turned within `STUCK_AFTER_SECONDS`. So a loop that is stuck, or blocked by
+code that never releases the interpreter, is taken over like a dead one. While the loop beats in time, the thread only
+watches and has no connection.
+Does not: notify the loop. A worker that was declared dead learns it from its own next beat.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REPLY_TIMEOUT_SECONDS = 1.0
 
 
 class HeartbeatThread:
-    """Beats for one incarnation of a worker while its loop is late, as a context manager around its life."""
+    """Sends the heartbeat of one worker session while its event loop is late. A context manager around the session."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class HeartbeatThread:
         self._over.set()  # not joined: the loop must not wait for a store that does not answer
 
     def loop_turned(self, progress: int) -> None:
-        """Note that the loop lives; called by the loop at each beat."""
+        """Record that the loop is alive. The loop calls this at each beat."""
         self._turned, self._progress = self._clock.monotonic(), progress
 
     def _watch(self) -> None:
@@ -64,8 +64,8 @@ class HeartbeatThread:
             silent = self._clock.monotonic() - self._turned
             if not LATE_AFTER_SECONDS < silent < STUCK_AFTER_SECONDS:
                 continue
-            # The store may be away, or have a new primary or password; then the loop waits for it too, and the next
-            # round connects again.
+            # The store may be unavailable, or have a new primary or password. Then the loop waits for it too, and the
+            # next round connects again.
             try:
                 url = current_url(self._store_url)
                 store = store or redis.Redis.from_url(url, socket_timeout=REPLY_TIMEOUT_SECONDS)

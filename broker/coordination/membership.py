@@ -1,11 +1,11 @@
-"""Membership: one heartbeat per worker and shard, which carries progress, and the sweep that each does for all.
+"""Membership: one heartbeat per worker and shard, which carries progress, and the sweep that each worker does for all.
 
-Holds: any worker declares another dead whose heartbeat has lapsed: its conversations go back to the ready stream, and
-what it had been handed to its streams. A worker that was declared dead learns it from its next beat and starts over.
-A beat is one round trip; a worker to which the store answers slowly says that its heartbeat holds for longer. A worker
-that stood still itself does not: it would be missed later than others when it dies. The beats keep the store's time, by
-the workers' monotonic clocks, and tell it to the workers: see clock.lua and `SharedClock`. Every few beats repeat
-what the worker says of itself, because others go by it: what somebody else wrote there lasts that long.
+Holds: any worker declares another one dead whose heartbeat has expired. Its conversations go back to the ready stream,
+and its deliveries to their streams. A worker that was declared dead learns it from its next beat and starts over. A
+beat is one round trip; a worker to which the store answers slowly announces a longer time to live. A worker that was
+stopped itself does not, because its later death would be detected later. The beats keep the store's time by the
+workers' monotonic clocks, and return it to the workers: see clock.lua and `SharedClock`. Every few beats repeat the
+worker's facts, because others rely on them; a foreign write to them lasts only until then.
 Keys: `deck:{k}:workers`, `deck:{k}:clock`, `deck:{k}:worker:<w>:about`.
 """
 
@@ -35,23 +35,23 @@ from broker.store import FACTS, WORKER_FIELD, Argument, Store, own_version, text
 
 HEARTBEAT_SECONDS = 0.3
 BEATS_MISSED = 3
-"""The minimum number of beats, at their recent speed, for which a heartbeat holds."""
+"""A heartbeat lives for at least this many beats, at their recent speed."""
 SLOWNESS_KEPT = 0.97
-"""The share of the slowest beat's time that still counts one beat later."""
+"""Decay per beat of the slowest beat's duration."""
 LONGEST_TTL_SECONDS = 60.0
 TURN_SECONDS = 0.1
 LONGEST_TURN_SECONDS = 0.3
-"""A turn of the event loop that takes longer says nothing about the store."""
+"""A longer turn of the event loop says nothing about the store."""
 SILENT_SECONDS = 60.0
 HAND_BACK_SECONDS = 3.0
 LOST_RING_PATIENCE_SECONDS = 3.0
 FACTS_EVERY = 5
-"""After how many beats a worker repeats what it says of itself."""
+"""A worker repeats its facts after this many beats."""
 LATEST_MS = 2.0**52
-"""A deadline may be infinite, if somebody wrote it so."""
+"""A stored deadline may be infinite if it was forged."""
 ROLES = ("controller", "tool")
 WALL_FIELD = "wall_ms"
-"""What a worker says of itself: its machine's clock when it said so, a few beats ago at most."""
+"""The fact with the clock of the worker's machine, at most a few beats old."""
 
 
 _log = logging.getLogger(__name__)
@@ -59,10 +59,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """What one beat found to do for everybody.
+    """The results of one beat and its sweep.
 
     Attributes:
-        expired: conversations that have not begun in time, for the one who writes it into their logs.
+        expired: conversations that did not start in time; the caller appends their end.
     """
 
     removed: int
@@ -73,7 +73,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker as others see it; `left_seconds` is how long its heartbeat still holds, negative once it has lapsed."""
+    """A worker as others see it. `left_seconds` is the time until its heartbeat expires, negative afterwards."""
 
     worker_id: str
     role: str
@@ -82,10 +82,10 @@ class Member:
 
 
 class LoopStopwatch:
-    """Measures a wait in turns of the event loop, as a context manager around it.
+    """Measures a wait in turns of the event loop. A context manager around the wait.
 
-    A process that was stopped, or a loop that was held up, finds a reply late that was there all the time. Such a turn
-    counts for no more than `LONGEST_TURN_SECONDS`.
+    A process that was stopped, or a loop that was blocked, finds a reply late although it arrived in time. Such a turn
+    counts as at most `LONGEST_TURN_SECONDS`.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -114,7 +114,7 @@ class LoopStopwatch:
 
 
 class Membership:
-    """One incarnation of one worker."""
+    """One worker session."""
 
     def __init__(
         self,
@@ -130,10 +130,10 @@ class Membership:
         """Describe the worker.
 
         Args:
-            streams: for a tool worker, the action streams it reads, for each shard.
+            streams: for a tool worker, its action streams, for each shard.
             about: facts to show, such as node and pid.
-            ttl_seconds: for how long a heartbeat holds where beats are fast.
-            figures: what it counts; None: new ones.
+            ttl_seconds: time to live of a heartbeat while beats are fast.
+            figures: its metrics; None for new ones.
         """
         self.figures = figures if figures is not None else Figures()
         self._store = store
@@ -148,22 +148,22 @@ class Membership:
 
     @property
     def ttl_seconds(self) -> float:
-        """For how long the next beat will hold."""
+        """The time to live of the next beat."""
         slow = BEATS_MISSED * (HEARTBEAT_SECONDS + self._slowest_seconds)
         return max(self._fast_ttl_seconds, min(slow, LONGEST_TTL_SECONDS))
 
     async def register(self) -> None:
-        """Enter every shard. Idempotent."""
+        """Register in every shard. Idempotent."""
         WORKER.set(self._worker_id)
-        # Asked first: how long a heartbeat has to hold depends on how long an answer takes.
+        # First measure the response time, which decides the time to live of a heartbeat.
         await self._ask(lambda: [("FCALL", "deck_now", 1, self._store.all_shards[0].root)])
         await self._ask(self._register_commands)
 
     async def tick(self, progress: int) -> Tick | None:
-        """Beat in every shard and do what is due there, in one round trip.
+        """Beat in every shard and do the work that is due there, in one round trip.
 
         Returns:
-            What was done, or None when this worker was declared dead in one of them and owns nothing there any more.
+            The results, or None if this worker was declared dead in a shard and owns nothing there any more.
 
         Raises:
             StoreMisconfigured: the store is not the one that was opened.
@@ -176,7 +176,7 @@ class Membership:
         try:
             replies = await self._ask(lambda: self.tick_commands(progress, repeats_facts=repeats))
         except StoreRefused as error:
-            # What the sweep met is for people who read the log: to end would only bring the next worker to it.
+            # The sweep found damaged data. Log it and go on: if this worker ended, the next one would find the same.
             _log.error("a sweep failed: %s", error)
             return Tick(0, 0, 0)
         if any(outcome == b"swept" for outcome, *_ in replies):
@@ -186,7 +186,7 @@ class Membership:
         return Tick(sum(removed), sum(woken), sum(notified), names)
 
     def tick_commands(self, progress: int, *, repeats_facts: bool = False) -> list[tuple[Argument, ...]]:
-        """Return the beats of `tick` as commands, for a connection that is not the loop's."""
+        """Return the beats of `tick` as commands, for a connection of another thread."""
         ttl_ms, patience_ms = int(self.ttl_seconds * 1000), int(LOST_RING_PATIENCE_SECONDS * 1000)
         beat = (self._worker_id, ttl_ms, progress, patience_ms, int(self._store.clock.monotonic() * 1000))
         facts = self._facts(self._about) if repeats_facts else [()] * self._store.shards
@@ -196,7 +196,7 @@ class Membership:
         ]
 
     async def pause(self) -> None:
-        """Wait until the next beat is due, and note how late the loop is."""
+        """Wait until the next beat is due, and record how late the loop is."""
         began = self._store.clock.monotonic()
         await asyncio.sleep(HEARTBEAT_SECONDS)
         self.figures.note_lag(self._store.clock.monotonic() - began - HEARTBEAT_SECONDS)
@@ -205,7 +205,7 @@ class Membership:
         """Hand everything back at once. Idempotent."""
         for names in self._store.all_shards:
             while await self._store.function("deck_leave", (names.root,), self._worker_id) != ["left"]:
-                pass  # each call hands back a thousand things
+                pass  # each call hands back up to a thousand items
 
     def _register_commands(self) -> list[tuple[Argument, ...]]:
         facts = self._facts({**self._about, "clock_ms": str(to_millis(self._store.clock.machine()))})
@@ -216,7 +216,7 @@ class Membership:
         ]
 
     def _facts(self, about: dict[str, str]) -> list[tuple[Argument, ...]]:
-        """Return what this worker says of itself, for each shard."""
+        """Return the facts of this worker, for each shard."""
         now = {WORKER_FIELD: f"{installed_version()} {own_version().stamp}"}
         now |= {WALL_FIELD: str(to_millis(self._store.clock.machine()))}
         fields = [part for item in (about | now).items() for part in item]
@@ -225,11 +225,11 @@ class Membership:
 
     @asynccontextmanager
     async def handing_back(self) -> AsyncIterator[None]:
-        """Leave at once if the block ends because this worker may not call the functions in the store any more."""
+        """Hand everything back if the block ends because this worker may no longer call the functions in the store."""
         try:
             yield
         except* FunctionsReplaced:
-            with suppress(TimeoutError, StoreError):  # others take over when the heartbeat lapses
+            with suppress(TimeoutError, StoreError):  # others take over when the heartbeat expires
                 async with asyncio.timeout(HAND_BACK_SECONDS):
                     await self.leave()
             raise
@@ -240,7 +240,7 @@ class Membership:
         self._store.functions.compare(*versions, time=time)
 
     async def _ask(self, commands: Callable[[], list[tuple[Argument, ...]]]) -> list[Any]:
-        """Send commands whose replies end with the store's time, and see that it is still the same store."""
+        """Send commands whose replies end with the store's time, and check that it is still the same store."""
         clock, connection = self._store.clock, self._store.connection
 
         async def ask() -> list[Any]:
@@ -261,7 +261,7 @@ class Membership:
 
 
 async def members(store: Store) -> list[Member]:
-    """Return the workers of the first shard, the longest silent first; none if no functions were ever deployed."""
+    """Return the workers of the first shard, the longest silent first; empty if no functions were ever deployed."""
     names = store.all_shards[0]
     flat = await store.call("ZRANGE", names.workers, 0, -1, "WITHSCORES")
     if not flat:
@@ -272,7 +272,7 @@ async def members(store: Store) -> list[Member]:
         worker_id = worker.decode(errors="backslashreplace")
         try:
             pairs = await store.call("HGETALL", names.about(worker_id))
-        except StoreRefused:  # a key of another type, until the next sweep; it concerns no other worker
+        except StoreRefused:  # a key of another type, until the next sweep; other workers are not affected
             pairs = []
         about = texts_by_name(pairs)
         deadline_ms = max(-LATEST_MS, min(float(deadline), LATEST_MS))
@@ -281,6 +281,6 @@ async def members(store: Store) -> list[Member]:
 
 
 async def silent_roles(store: Store) -> list[str]:
-    """Return for which roles no worker has beaten in the last minute."""
+    """Return the roles without a heartbeat in the last minute."""
     heard = {member.role for member in await members(store) if member.left_seconds > -SILENT_SECONDS}
     return [role for role in ROLES if role not in heard]

@@ -1,7 +1,7 @@
 """The notebooks of a store: notes by tenant, user and project.
 
-Holds: a notebook has at most `MAX_NOTES` notes, however many conversations write at once; writing and forgetting may
-be repeated. The caller masks what is written.
+Holds: a notebook has at most `MAX_NOTES` notes, even with concurrent writers. Writing and removing are idempotent. The
+caller masks the notes.
 Keys: `deck:{0}:notes:<tenant>/<user>/<project>`, `deck:{0}:notebooks`.
 """
 
@@ -28,7 +28,7 @@ class Notebooks:
         self._keys = ShardKeys(0)
 
     async def notes(self, notebook: Notebook) -> tuple[Note, ...]:
-        """Return the notes in the order in which they were written; what a newer version wrote is left out."""
+        """Return the notes in the order in which they were written. Notes of a newer version are left out."""
         flat = await self._store.call("HGETALL", self._of(notebook))
         found = []
         for text in flat[1::2]:
@@ -51,19 +51,19 @@ class Notebooks:
             raise UsageError(FULL.format(limit=MAX_NOTES), remedy=FULL_REMEDY)
 
     async def forget(self, notebook: Notebook, note_id: str) -> bool:
-        """Remove a note; False when there is none with this id."""
+        """Remove a note. Returns False if there is none with this id."""
         key = self._of(notebook)
         return bool(await self._store.call("HDEL", key, note_id))
 
     async def erase(self, notebook: Notebook) -> None:
         """Remove all notes and the notebook itself. Idempotent."""
         key, name = self._of(notebook), _name(notebook)
-        # In this order: a note that is written meanwhile is in a notebook that is listed.
+        # In this order, a note that is written meanwhile is in a listed notebook.
         commands = [("SREM", self._keys.notebooks, name), ("DEL", key)]
         await self._store.call_many(commands)
 
     async def all(self) -> dict[Notebook, int]:
-        """Return every notebook and how many notes it holds, sorted; one whose name cannot be read is left out."""
+        """Return every notebook with its number of notes, sorted. A notebook with an unreadable name is left out."""
         names = await self._store.call("SMEMBERS", self._keys.notebooks)
         parts = (name.decode(errors="backslashreplace").split("/") for name in names)
         books = sorted(Notebook(*three) for three in parts if _are_names(three))

@@ -1,7 +1,7 @@
-"""Who works on a conversation: claim, release, fencing tokens, snapshots and dispatch under a token.
+"""Ownership of conversations: claim, release, fencing tokens, snapshots and dispatch under a token.
 
-Holds: at most one token is current; a call under an older one changes nothing and is answered `False` or `Fenced`.
-Does not: rely on clocks. Heartbeats (`membership`) decide when to take over, tokens what may be written.
+Holds: at most one token is current. A call with an older one changes nothing and returns `False` or `Fenced`.
+Does not: rely on clocks. Heartbeats (`membership`) decide when to take over; tokens decide which writes are accepted.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A conversation taken over.
+    """A claimed conversation.
 
     Attributes:
         last_id: the id of its last event.
-        crashes: how many workers in a row died with it since it last made progress.
-        node: where its workspace is, or empty.
-        rank: of its priority, see `broker.contract.priority`.
-        share: the name under which its tenant stands in line, and `weight` how much it gets beside others.
+        crashes: number of workers in a row that died with it since it last made progress.
+        node: the node of its workspace, or empty.
+        rank: rank of its priority, see `broker.contract.priority`.
+        share: the name of its tenant in the fair queue.
+        weight: the weight of its tenant relative to others.
     """
 
     ownership: Ownership
@@ -43,7 +44,7 @@ class Claimed:
 
 
 class NotClaimed(StrEnum):
-    """Why a claim gave nothing."""
+    """Why a claim failed."""
 
     YOURS = "yours"
     OWNED = "owned"
@@ -52,14 +53,14 @@ class NotClaimed(StrEnum):
 
 
 class StartStatus(StrEnum):
-    """Whether a conversation that was to begin later may begin."""
+    """Whether a scheduled conversation may start."""
 
     DUE = "due"
     EXPIRED = "expired"
 
 
 class DispatchOutcome(StrEnum):
-    """Where an action is."""
+    """The state of a dispatched action."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -75,13 +76,13 @@ class Owners:
         self._store = store
 
     async def claim(self, conversation_id: str, worker_id: str, *, ready_entry: str = "") -> Claimed | NotClaimed:
-        """Become the owner of a conversation nobody owns.
+        """Claim a conversation that has no owner.
 
-        Idempotent: a second claim by the owner is `YOURS`.
+        Idempotent: a second claim by the owner returns `YOURS`.
 
         Args:
-            ready_entry: the entry of a ready stream that led here, see `ReadyStream.read`; acknowledged unless the
-                worker was swept.
+            ready_entry: the ready stream's entry that led to this claim, see `ReadyStream.read`. It is acknowledged
+                unless this worker was swept.
         """
         names = self._store.keys(conversation_id)
         stream, _, entry = ready_entry.rpartition("|")
@@ -94,10 +95,10 @@ class Owners:
                 return Claimed(ownership, last, crashes, node.decode(), bool(closed), *_turn(*turn))
             case [outcome]:
                 return NotClaimed(outcome)
-        raise StoreError(f"The function claim answered {reply!r}.")
+        raise StoreError(f"Unexpected reply of the function claim: {reply!r}.")
 
     async def start_status(self, ownership: Ownership) -> StartStatus | float:
-        """Say whether a conversation that waits to begin may begin, or how many seconds are left until then.
+        """Return whether a scheduled conversation may start, or the number of seconds until its start.
 
         Raises:
             OwnershipLost: it has another owner.
@@ -114,7 +115,7 @@ class Owners:
         return StartStatus(reply[0])
 
     async def resume_claim(self, conversation_id: str, worker_id: str) -> Claimed | None:
-        """Return the current claim of this very worker, for a claim whose reply was lost."""
+        """Return the current claim of this worker, for a claim whose reply was lost."""
         names = self._store.keys(conversation_id)
         fields = ("owner", "token", "last_id", "crashes", "node", "closed", "class", "tenant")
         found = await self._store.call("HMGET", names.meta, *fields)
@@ -134,17 +135,17 @@ class Owners:
     async def release(
         self, ownership: Ownership, *, seen_id: int, checksum: str = "", delay_seconds: float | None = None
     ) -> int | None:
-        """Give a conversation up, unless events were appended after `seen_id`.
+        """Release a conversation, unless events were appended after `seen_id`.
 
         Args:
-            checksum: of the event `seen_id`; empty: whatever the log has under its number.
-            delay_seconds: park it for so long.
+            checksum: checksum of the event `seen_id`; empty to accept any event with that id.
+            delay_seconds: park the conversation for this time.
 
         Returns:
-            None when it is given up or was no longer ours; otherwise the id of its last event.
+            None if it was released, or if this worker no longer owned it; otherwise the id of its last event.
 
         Raises:
-            EventsLost: the log ends before `seen_id`, or holds another event under that number.
+            EventsLost: the log ends before `seen_id`, or holds another event with that id.
         """
         delay_ms = "" if delay_seconds is None else math.ceil(delay_seconds * 1000)
         reply = await self._under_token("deck_release", ownership, seen_id, delay_ms, checksum)
@@ -156,7 +157,7 @@ class Owners:
         return last_id
 
     async def mark(self, ownership: Ownership, *, is_stepping: bool) -> bool:
-        """Record that the conversation is being stepped, so that a crash now counts against it. False when fenced."""
+        """Record that a step of the conversation runs, so that a crash counts against it. Returns False if fenced."""
         names = self._store.keys(ownership.conversation_id)
         reply = await self._store.function(
             "deck_mark", (names.root, names.shard.root), ownership.worker_id, ownership.token, int(is_stepping)
@@ -167,7 +168,7 @@ class Owners:
         """Make sure that an appended action reaches a tool worker. Idempotent.
 
         Args:
-            pool: whose tool workers run it; empty: those that hold the conversation's workspace.
+            pool: the pool whose tool workers run it; empty for those that hold the conversation's workspace.
         """
         route = f"pool:{pool}" if pool else ""
         reply = await self._under_token("deck_dispatch", ownership, action_id, entry, route)
@@ -176,7 +177,7 @@ class Owners:
     async def save_snapshot(
         self, ownership: Ownership, snapshot: bytes, *, seen_id: int = 0, checksum: str = ""
     ) -> bool:
-        """Keep a snapshot of the log up to the event `seen_id`; False when fenced.
+        """Save a snapshot of the log up to the event `seen_id`. Returns False if fenced.
 
         Raises:
             EventsLost: the log does not hold that event with that checksum.
@@ -189,19 +190,19 @@ class Owners:
         return bool(reply[0] == "kept")
 
     async def owned(self, worker_id: str) -> list[str]:
-        """Return the conversations that a worker owns as the store has it; what cannot be read is left out."""
+        """Return the conversations that a worker owns according to the store. Unreadable ids are left out."""
         commands = [("SMEMBERS", names.owned(worker_id)) for names in self._store.all_shards]
         replies = await self._each(commands, instead=())
         return sorted(cid.decode(errors="backslashreplace") for reply in replies for cid in reply)
 
     async def load_snapshot(self, conversation_id: str) -> bytes | None:
-        """Return the latest snapshot, if there is one."""
+        """Return the latest snapshot; None if there is none."""
         key = self._store.keys(conversation_id).snapshot
         found: bytes | None = await self._store.call("GET", key)
         return found
 
     async def last_ids(self, conversation_ids: list[str]) -> list[int]:
-        """Return the id of the last event of each conversation, 0 where there is none or it cannot be read.
+        """Return the id of the last event of each conversation; 0 if it does not exist or is unreadable.
 
         One round trip, unless a key is damaged.
         """
@@ -210,10 +211,10 @@ class Owners:
         return [int(value) if value is not None and value.isdigit() else 0 for value in found]
 
     async def _each(self, commands: Sequence[tuple[str, ...]], *, instead: Any) -> list[Any]:
-        """Return the replies to commands that only read, and something else for one that the store refuses."""
+        """Return the replies to read-only commands, with a substitute for each that the store refuses."""
         try:
             return await self._store.call_many(commands)
-        except StoreRefused:  # a key of another type, which concerns one of them
+        except StoreRefused:  # a key of another type; it affects one conversation only
             replies = []
             for command in commands:
                 try:
@@ -236,5 +237,5 @@ class Owners:
 
 
 def _turn(rank: bytes = b"1", share: bytes = b"", weight: bytes = b"1") -> tuple[int, str, float]:
-    """Return rank, share and weight, as far as they can be read; functions of another version leave them out."""
+    """Parse rank, share and weight; invalid or missing values get defaults. Functions of other versions omit them."""
     return (int(rank) if rank in (b"0", b"1", b"2") else 1), share.decode(errors="backslashreplace"), float(weight)

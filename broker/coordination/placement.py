@@ -1,8 +1,8 @@
-"""Which nodes can serve a workspace: what they offer, as their tool workers advertise it, and what a workspace needs.
+"""Finds the nodes that can serve a workspace: compares the offers that their tool workers advertise with its needs.
 
-Holds: what a worker offers is fixed when it starts. Of one that advertises nothing, because it is older, everything
-is expected; of one whose advertisement cannot be read, nothing.
-Does not: reserve anything. Sizes are what a node gives to each workspace, not what is left of it.
+Holds: a worker's offer is fixed when it starts. A worker without an offer is an older one and is assumed to serve
+everything; a worker with an unreadable offer serves nothing.
+Does not: reserve anything. Sizes are a node's limits for each workspace, not its free capacity.
 Keys: the fields `offer` and `workspace_roots` of `deck:{k}:worker:<w>:about`.
 """
 
@@ -26,21 +26,21 @@ ANY = "auto"
 
 
 class NotServed(UsageError):
-    """No running tool worker can serve a workspace; the text names what is missing and what the nodes offer."""
+    """No running tool worker can serve a workspace. The message names the unmet needs and the nodes' offers."""
 
     code = "not_served"
 
 
 class NodeOffer(BaseModel):
-    """What a tool worker gives to a workspace.
+    """The offer of a tool worker for each workspace.
 
     Attributes:
-        sandboxes: by name.
-        images: patterns of images for the sandbox `docker`; the first one is the image where none is asked for.
-        labels: what the operator says of the node.
-        memory_bytes: that the programs of a workspace together may use; None: no limit.
-        disk_bytes: that a workspace may hold; None: no limit.
-        cpus: that it may keep busy; None: unknown, as much as anybody wants.
+        sandboxes: names of sandboxes.
+        images: patterns of images for the sandbox `docker`. The first one is the default image.
+        labels: the operator's labels of the node.
+        memory_bytes: memory limit for all programs of a workspace together; None for no limit.
+        disk_bytes: disk limit of a workspace; None for no limit.
+        cpus: CPU limit of a workspace; None if unknown, which satisfies any need.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -53,7 +53,7 @@ class NodeOffer(BaseModel):
     cpus: float | None = None
 
     def lacking(self, workspace: WorkspaceSpec) -> list[str]:
-        """Return what a workspace needs and is not offered, in words; its directory apart."""
+        """Return the unmet needs of a workspace, as texts. Its directory is checked elsewhere."""
         needs = workspace.needs or WorkspaceNeeds()
         lacking = [f"the label {label}" for label in needs.labels if label not in self.labels]
         if workspace.sandbox != ANY and workspace.sandbox not in self.sandboxes:
@@ -86,12 +86,12 @@ class NodeOffer(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a workspace can be.
+    """The nodes that can hold a workspace.
 
     Attributes:
-        nodes: those that serve it, in order.
-        lacking: of the others of its pool, what they lack and what they offer.
-        is_anybody_there: whether any tool worker of its pool runs.
+        nodes: nodes that can serve it, sorted.
+        lacking: the other nodes of its pool, with their unmet needs and offers.
+        is_anybody_there: whether a tool worker of its pool runs.
     """
 
     nodes: tuple[str, ...]
@@ -99,18 +99,18 @@ class Placement:
     is_anybody_there: bool
 
     def refusal(self) -> NotServed:
-        """Return the error that says why no node serves the workspace."""
+        """Return the error that explains why no node can serve the workspace."""
         shown = [f"{_shown(node)} {why}" for node, why in sorted(self.lacking.items())[:NODES_SHOWN]]
         more = len(self.lacking) - len(shown)
-        told = ". ".join([*shown, *([f"{more} more nodes do not serve it either"] if more > 0 else [])])
+        told = ". ".join([*shown, *([f"{more} more nodes cannot serve it"] if more > 0 else [])])
         return NotServed(
-            f"No running node serves this workspace. {told or 'No tool worker of its pool is running'}.",
-            remedy="Ask for what a node offers, or start a tool worker that offers what is missing.",
+            f"No running node can serve this workspace. {told or 'No tool worker of its pool is running'}.",
+            remedy="Change the needs, or start a tool worker that meets them.",
         )
 
 
 def has_needs(workspace: WorkspaceSpec) -> bool:
-    """Say whether not every node of its pool may serve a workspace."""
+    """Return whether some nodes of its pool may be unable to serve a workspace."""
     return workspace.sandbox != ANY or workspace.needs is not None or workspace.path is not None
 
 
@@ -121,38 +121,38 @@ async def find_placement(store: Store, workspace: WorkspaceSpec) -> Placement:
     serving = [member for member in await members(store) if serves_pool(member, workspace.pool)]
     for member in serving:
         node = member.about.get("node", "")
-        if not node:  # no tool worker of ours
+        if not node:  # not one of our tool workers
             continue
         why = _why_not(member, workspace)
         if why:
             lacking[node] = why
         else:
             nodes.add(node)
-    # A node counts by all of its workers: any of them may take what is sent to it.
+    # All workers of a node must serve it, because any of them may claim its actions.
     return Placement(tuple(sorted(nodes - lacking.keys())), lacking, bool(serving))
 
 
 def serves_pool(member: Member, pool: str) -> bool:
-    """Say whether a worker is alive and takes actions of a pool."""
+    """Return whether a worker is alive and takes actions of a pool."""
     pools = member.about.get("pools", "").split(",")
     return member.role == "tool" and member.left_seconds > 0 and pool in pools
 
 
 def takes_directory(member: Member, path: str) -> bool:
-    """Say whether a worker accepts a directory that a workspace names."""
+    """Return whether a worker accepts the directory of a workspace."""
     roots = member.about.get("workspace_roots")
     return roots is None or any(PurePosixPath(path).is_relative_to(root) for root in split_paths(roots))
 
 
 def in_bytes(size: int | None) -> str:
-    """Return a size as a person writes it."""
+    """Format a size with its unit, such as `4 GiB`."""
     size = size or 0
     unit, name = next(((unit, name) for unit, name in ((2**30, "GiB"), (2**20, "MiB")) if size >= unit), (1, "bytes"))
     return f"{round(size / unit, 2):,g} {name}" if size < 100_000 * unit else f"{size / unit:,.0f} {name}"
 
 
 def _why_not(member: Member, workspace: WorkspaceSpec) -> str:
-    """Return why a worker cannot serve a workspace; empty: it can."""
+    """Return why a worker cannot serve a workspace; empty if it can."""
     if workspace.path is not None and not takes_directory(member, workspace.path):
         return f"does not take the directory {_shown(workspace.path)}"
     advertised = member.about.get("offer")
@@ -161,7 +161,7 @@ def _why_not(member: Member, workspace: WorkspaceSpec) -> str:
     try:
         offer = NodeOffer.model_validate_json(advertised)
     except ValidationError:
-        return "offers nothing that can be read"
+        return "has an unreadable offer"
     lacking = offer.lacking(workspace)
     return f"lacks {_shown(' and '.join(lacking))} (it offers {_shown(str(offer))})" if lacking else ""
 

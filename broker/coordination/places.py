@@ -1,8 +1,7 @@
-"""The places of a worker: how many conversations or actions it holds at once, and which are kept for whom.
+"""The slots of a worker: how many conversations or actions it holds at once, with a reserve for interactive work.
 
-Holds: all others together never keep interactive work waiting, nor the other way round: each side may always have an
-eighth of the capacity, at least one place, even if the other side has taken all. So there is never more in hand than
-the capacity and an eighth of it.
+Holds: interactive and other work cannot block each other. Each side may always have an eighth of the capacity, at least
+one slot, even if the other side uses all. So a worker holds at most nine eighths of its capacity.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from contextlib import asynccontextmanager
 
 
 class Places:
-    """Places that are taken and given back."""
+    """A limiter with slots for interactive and other work."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -23,25 +22,25 @@ class Places:
 
     @property
     def taken(self) -> int:
-        """How many places are taken."""
+        """The number of slots in use."""
         return sum(self._taken.values())
 
     def free(self, *, is_first: bool) -> int:
-        """Return how many places interactive work (`is_first`), or everything else, may take now."""
+        """Return how many slots interactive work (`is_first`) or other work may take now."""
         return max(self.capacity - self.taken, self._kept - self._taken[is_first], 0)
 
     def take(self, *, is_first: bool) -> None:
-        """Take a place, whether there is one or not: what is there already has to be somewhere."""
+        """Take a slot, even if none is free: the caller already holds the work."""
         self._taken[is_first] += 1
 
     def give(self, *, is_first: bool) -> None:
-        """Give a place back."""
+        """Release a slot."""
         self._taken[is_first] -= 1
         self._freed.set()
 
     @asynccontextmanager
     async def one(self, *, is_first: bool) -> AsyncIterator[None]:
-        """Wait for a place, and hold it."""
+        """Wait for a slot and hold it."""
         await self.wait(is_first=is_first)
         self.take(is_first=is_first)
         try:
@@ -50,7 +49,7 @@ class Places:
             self.give(is_first=is_first)
 
     async def wait(self, *, is_first: bool) -> int:
-        """Wait until a place is free, and return how many are."""
+        """Wait until a slot is free, and return the number of free slots."""
         while not (free := self.free(is_first=is_first)):
             self._freed.clear()
             await self._freed.wait()

@@ -1,11 +1,11 @@
-"""Producers with their own inbox stream: which there are, and the tenant that each is bound to.
+"""Producers with their own inbox stream, each with a tenant that it is bound to.
 
-Who may forge what: a producer's user of the store may add to its own stream alone, so the stream says who wrote an
-entry. The operator names the producers here; a producer can neither read nor write this key. The tenant of a bound
-producer is the one written here, whatever an entry says.
+A producer's user of the store may add to its own stream only, so the stream identifies the writer of an entry. The
+operator registers the producers in this key, which a producer can neither read nor write. The tenant of a bound
+producer is the one in this key, whatever an entry names.
 
-Holds: a producer whose record cannot be read is served by nobody, and named in a log. A name that is added again begins
-with an empty reply stream and with separate ids.
+Holds: a producer with an unreadable record is not served and is named in a log. A producer that is removed and added
+again starts with an empty reply stream and with separate ids.
 Keys: `deck:producers`; adds and removes `deck:inbox:<name>`, removes `deck:replies:<name>`.
 """
 
@@ -25,13 +25,13 @@ from broker.store import PRODUCERS, Store, inbox, replies
 EVERY_TENANT = "*"
 GROUP = "doors"
 MAX_PRODUCERS = 200
-"""A door reads each stream by a separate connection."""
+"""An ingress worker reads each stream by its own connection."""
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 RESERVED = frozenset(
     {"admin", "default", "door", "gateway", "jobs", "producer", "worker"}  # users that `serve-valkey` makes
-    | {"moved", "unreadable"}  # what keys beside the shared inbox end in
+    | {"moved", "unreadable"}  # suffixes of keys beside the shared inbox
 )
-"""Names that no producer may have; `deploy/serve-valkey` has the same."""
+"""Names that no producer may have. `deploy/serve-valkey` has the same list."""
 RIGHTS = "resetchannels -@all +@connection -@admin -@dangerous +xadd +xread +xrange +xrevrange +xlen"
 
 _log = logging.getLogger(__name__)
@@ -41,8 +41,8 @@ class Producer(BaseModel):
     """A producer with its own stream.
 
     Attributes:
-        tenant: whose conversations its entries begin; `*`: the one that an entry names.
-        created_ms: when it was added.
+        tenant: the tenant of the conversations that its entries create; `*` for the one that an entry names.
+        created_ms: when it was added, in Unix milliseconds.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -58,7 +58,7 @@ class Producer(BaseModel):
 
     @property
     def replies(self) -> str:
-        """The key of the only reply stream that its answers go to."""
+        """The key of its reply stream. All its answers go there."""
         return replies(self.name)
 
     @property
@@ -68,17 +68,17 @@ class Producer(BaseModel):
 
     @property
     def incarnation(self) -> str:
-        """A name that no other producer has, even one of the same name that was removed before."""
+        """A unique name of this producer. A removed producer with the same name had another one."""
         return f"{self.name}:{self.created_ms}"
 
     def bind(self, tenant: str) -> str:
         """Return the tenant of an entry of this producer.
 
         Args:
-            tenant: the one that the entry names; empty: none.
+            tenant: the tenant that the entry names; empty if none.
 
         Raises:
-            UsageError: it is not this producer's.
+            UsageError: the producer is bound to another tenant.
         """
         if self.tenant == EVERY_TENANT:
             return tenant
@@ -90,7 +90,7 @@ class Producer(BaseModel):
 
 
 class Producers:
-    """The producers of a store with their own stream."""
+    """The producers of a store that have their own stream."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -112,7 +112,7 @@ class Producers:
         return found
 
     async def is_current(self, producer: Producer) -> bool:
-        """Return whether a producer is still there as it was read before."""
+        """Return whether a producer still exists, unchanged since it was read."""
         text = await _ask_hash(self._store, "HGET", PRODUCERS, producer.name)
         with suppress(ValidationError):
             return text is not None and Producer.model_validate_json(text) == producer
@@ -126,13 +126,14 @@ class Producers:
         return False
 
     async def add(self, name: str, tenant: str) -> Producer:
-        """Add a producer and make its stream; a reply stream of that name is emptied first. Idempotent.
+        """Add a producer and create its stream. Empties a reply stream of that name first. Idempotent.
 
         Args:
-            tenant: `*`: its entries may name any.
+            tenant: `*` if its entries may name any tenant.
 
         Raises:
-            UsageError: the name or the tenant cannot be used, it is bound to another tenant, or there are too many.
+            UsageError: the name or the tenant is invalid, the producer is bound to another tenant, or there are too
+                many.
         """
         if name in RESERVED:
             raise UsageError(f"The name {name} is reserved.", remedy="Choose another one.")
@@ -154,20 +155,20 @@ class Producers:
             bound = "unreadable" if kept is None else f"bound to the tenant {kept.tenant}"
             raise UsageError(f"The producer {name} is {bound}.", remedy=f"Remove it first: deckhands inbox rm {name}.")
         if not await self._store.call("EXISTS", kept.stream):
-            with suppress(StoreRefused):  # a door was faster
+            with suppress(StoreRefused):  # an ingress worker was faster
                 await self._store.call("XGROUP", "CREATE", kept.stream, GROUP, "0", "MKSTREAM")
         return kept
 
     async def waiting(self, producer: Producer) -> int:
-        """Return how many entries of a producer are not done."""
+        """Return the number of a producer's entries that are not done."""
         names = [producer.stream, *await moved_streams(self._store, producer.stream)]
         return sum(await self._store.call_many([("XLEN", name) for name in names]))
 
     async def remove(self, name: str, *, discard: bool = False) -> None:
-        """Remove a producer, its stream and its reply stream; its user of the store stays.
+        """Remove a producer, its stream and its reply stream. Its user of the store stays.
 
         Args:
-            discard: also if entries wait; they are lost.
+            discard: remove it even if entries wait; they are lost.
 
         Raises:
             UsageError: there is no such producer, or entries wait.
@@ -187,12 +188,12 @@ class Producers:
 
 
 def moved(stream: str) -> str:
-    """Return the key that names the streams that were moved away from a key because they had no id left."""
+    """Return the key that lists the streams moved away from a key because it had no free ids left."""
     return f"{stream}:moved"
 
 
 async def moved_streams(store: Store, stream: str) -> list[str]:
-    """Return the streams that were moved away from a key and are still read, the oldest first.
+    """Return the streams that were moved away from a key and are still read, oldest first.
 
     A field that names another key is skipped.
     """
@@ -203,7 +204,7 @@ async def moved_streams(store: Store, stream: str) -> list[str]:
 
 
 async def _ask_hash(store: Store, command: str, key: str, *arguments: str) -> Any:
-    """Read a hash; a key of another type in its place is moved out of the way first, where this user may do that."""
+    """Read a hash. A key of another type in its place is moved away first, if this user has the right."""
     try:
         return await store.call(command, key, *arguments)
     except StoreRefused as error:
@@ -212,5 +213,5 @@ async def _ask_hash(store: Store, command: str, key: str, *arguments: str) -> An
 
 
 def parse_moved_ms(value: bytes) -> int:
-    """Return when a stream was moved; 0: that cannot be read."""
+    """Return the time at which a stream was moved; 0 if it cannot be parsed."""
     return int(value) if value.isdigit() and len(value) < 20 else 0

@@ -1,10 +1,10 @@
-"""Bytes sealed for one receiver, who alone can open them: what passes through the store without being readable there.
+"""Encrypts bytes for one receiver, so that they pass through the store without being readable there.
 
-Each receiver makes a key pair for one message and shows its public half. A sender makes another pair, and the two agree
-on a key by X25519; it encrypts the message by AES-256-GCM and is used once.
+Each receiver makes a key pair for one message and publishes its public half. The sender makes another pair, and both
+derive a key by X25519. The key encrypts one message by AES-256-GCM.
 
-Does not: prove who has sealed a message, or that the public half is the receiver's: who may write to the store could
-put another in its place.
+Does not: authenticate the sender, or prove that a public key is the receiver's. A process that may write to the store
+could replace it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from broker.runtime import CorruptEntry
 
 PUBLIC_BYTES = 32
 SEALED_BYTES = PUBLIC_BYTES + 16
-"""How much longer a message is when it is sealed."""
+"""Bytes that encryption adds to a message."""
 
 
 class Receiver:
-    """The receiver of one message; `public` is what a sender needs."""
+    """The receiver of one message. The sender needs `public`."""
 
     def __init__(self) -> None:
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -26,13 +26,13 @@ class Receiver:
         self.public = self._private.public_key().public_bytes_raw()
 
     def open(self, sealed: bytes, about: str) -> bytes:
-        """Return what was sealed.
+        """Decrypt a sealed message.
 
         Args:
-            about: what the message is, as its sender has said.
+            about: the sender's description of the message, which is authenticated.
 
         Raises:
-            CorruptEntry: it was sealed for another, or is another message.
+            CorruptEntry: it was sealed for another receiver, or is another message.
         """
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
@@ -48,10 +48,10 @@ class Receiver:
 
 
 def seal(public: bytes, content: bytes, about: str) -> bytes:
-    """Return content that only the receiver with this public key can open.
+    """Encrypt content so that only the receiver with this public key can decrypt it.
 
     Raises:
-        CorruptEntry: it is no such key.
+        CorruptEntry: the public key is invalid.
     """
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -61,7 +61,7 @@ def seal(public: bytes, content: bytes, about: str) -> bytes:
     try:
         shared = mine.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
-        raise CorruptEntry("The other side of a transfer has shown no usable key.") from error
+        raise CorruptEntry("The other side of a transfer has no valid public key.") from error
     return theirs + AESGCM(_key(shared, theirs, public, about)).encrypt(bytes(12), content, None)
 
 

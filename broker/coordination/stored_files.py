@@ -1,11 +1,12 @@
-"""Files on their way between people and workspaces, kept in the store in pieces.
+"""Files in transit between users and workspaces, stored in pieces.
 
-Holds: a file is there whole or not at all, and the content of a kept one is checked against its name. No piece is so
-large that other conversations wait for it. A file on its way expires after its time to live. What a conversation begins
-with is sealed with the key of the secrets, which workers and clients have and the store has not; a transfer seals what
-it puts here by itself.
-Keys: `deck:{k}:c:<id>:parcel:<name>`, a hash of pieces; the name is the content's SHA-256, or a token's. The field
-`size` is that of the content, and `sealed` names the key; an older version has not sealed what has no such field.
+Holds: a file exists whole or not at all. The content of a kept file is checked against its name. Pieces are small
+enough not to delay other conversations. A file in transit expires after its time to live. The initial files of a
+conversation are encrypted with the key of the secrets, which workers and clients have and the store has not. A transfer
+encrypts its files itself.
+Keys: `deck:{k}:c:<id>:parcel:<name>`, a hash of pieces. The name is the content's SHA-256, or a token's. The field
+`size` is the size of the content; `sealed` names the key. A file without `sealed` was stored unencrypted by an older
+version.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MAX_STORED_FILE_BYTES = 64 * 2**20
 
 
 def check_size(size_bytes: int, what: str, limit_bytes: int = MAX_STORED_FILE_BYTES) -> None:
-    """Refuse what is too large for the store.
+    """Check that content is not too large for the store.
 
     Raises:
         UsageError: it has more than 64 MiB.
@@ -38,7 +39,7 @@ def check_size(size_bytes: int, what: str, limit_bytes: int = MAX_STORED_FILE_BY
 
 
 def content_name(content: bytes) -> str:
-    """Return the name that a file is kept under."""
+    """Return the name of a file with this content."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -46,8 +47,8 @@ class StoredFiles:
     """The files that a store holds for conversations.
 
     Args:
-        key: returns what seals files, and opens them; asked when it is first needed. None: the one that the
-            environment names; where it names none, one is made in our home when the first file is sealed.
+        key: returns the key that encrypts files; called when it is first needed. None for the key that the environment
+            names, or else one that is created in our home when the first file is encrypted.
     """
 
     def __init__(self, store: Store, key: Callable[[], bytes | None] | None = None) -> None:
@@ -56,28 +57,28 @@ class StoredFiles:
         self._key: bytes | None = None
 
     async def keep(self, conversation_id: str, content: bytes) -> str:
-        """Seal a file and keep it for as long as the log, which need not be there yet. Idempotent.
+        """Encrypt a file and store it for as long as the log, which need not exist yet. Idempotent.
 
         Returns:
             Its name.
 
         Raises:
             UsageError: it is too large.
-            SecretsLocked: there is no key here.
+            SecretsLocked: this process has no key.
         """
         check_size(len(content), "The file")
         name = content_name(content)
         key = self._store.keys(conversation_id).stored_file(name)
         size, sealed = await self._store.call("HMGET", key, "size", "sealed")
-        if size is not None and sealed is None:  # an older version has kept it, and may be reading it
+        if size is not None and sealed is None:  # an older version has stored it, and may be reading it
             await self._store.call("PERSIST", key)
             return name
         key_bytes = self._required_key(is_made=True)
         for n in range(-(-len(content) // PIECE_BYTES)):
             piece = encrypt(key_bytes, content[n * PIECE_BYTES : (n + 1) * PIECE_BYTES], _about(name, n))
-            # Each at its place, so that one whose reply was lost is not there twice.
+            # Each piece has its own field, so that a repeated write adds no second copy.
             await self._store.call("HSET", key, n, piece)
-        # Last, so that nobody takes a part for the whole. One that was laid by has an end, and loses it.
+        # Last, so that no reader takes a part for the whole. `PERSIST` removes the expiry of an unclaimed file.
         last = ("HSET", key, "size", len(content), "sealed", key_name(key_bytes))
         await self._store.call_many([last, ("PERSIST", key)])
         return name
@@ -91,7 +92,7 @@ class StoredFiles:
         ttl_seconds: float | None = None,
         limit_bytes: int = MAX_STORED_FILE_BYTES,
     ) -> None:
-        """Write a file under a name, as it is. Idempotent.
+        """Store a file under a name, unencrypted. Idempotent.
 
         Raises:
             UsageError: it is too large.
@@ -106,9 +107,9 @@ class StoredFiles:
         await self._store.call_many([("HSET", key, "size", len(content)), *last])
 
     async def lay_by(self, conversation_id: str, name: str, source: Path, *, ttl_seconds: float) -> None:
-        """Seal a file for a conversation that may begin with it, piece by piece, until it expires. Idempotent.
+        """Encrypt a file in pieces for a conversation that may start with it. It expires unless claimed. Idempotent.
 
-        One that is there already stays as it is: it may have been claimed.
+        An existing file stays unchanged, because it may have been claimed.
 
         Args:
             name: the name of its content.
@@ -116,11 +117,12 @@ class StoredFiles:
         Raises:
             UsageError: it is too large.
             OSError: it cannot be read.
-            SecretsLocked: there is no key here.
+            SecretsLocked: this process has no key.
         """
         size_bytes = (await asyncio.to_thread(source.stat)).st_size
         check_size(size_bytes, "The file")
-        keys, ttl_ms = (self._store.keys(conversation_id).stored_file(name),), int(ttl_seconds * 1000)
+        keys = (self._store.keys(conversation_id).stored_file(name),)
+        ttl_ms = int(ttl_seconds * 1000)
         key = self._required_key(is_made=True)
         with source.open("rb") as file:
             for n in range(-(-size_bytes // PIECE_BYTES)):
@@ -131,23 +133,23 @@ class StoredFiles:
         await self._store.function("deck_lay_by", keys, ttl_ms, "size", size_bytes)
 
     async def refresh(self, conversation_id: str, name: str, *, ttl_seconds: float) -> bool:
-        """Keep a file that was laid by for longer; one that has been claimed stays. False: it is not there."""
+        """Extend the time to live of an unclaimed file; a claimed one has none. Returns False if it does not exist."""
         key = self._store.keys(conversation_id).stored_file(name)
         commands = [("PEXPIRE", key, int(ttl_seconds * 1000), "XX"), ("HEXISTS", key, "size")]
         _, is_whole = await self._store.call_many(commands)
         return bool(is_whole)
 
     async def claim(self, conversation_id: str, name: str) -> bool:
-        """Let a file that was laid by stay for as long as the log; False: it is not there. Idempotent."""
+        """Keep an unclaimed file for as long as the log. Returns False if it does not exist. Idempotent."""
         key = self._store.keys(conversation_id).stored_file(name)
         return bool(await self._store.function("deck_claim_file", (key,)) == ["claimed"])
 
     async def fetch(self, conversation_id: str, name: str) -> bytes:
-        """Return what is under a name.
+        """Return the content of a stored file.
 
         Raises:
-            CorruptEntry: it is not there, or not what it was.
-            SecretsLocked: it is sealed, and no key here opens it.
+            CorruptEntry: it does not exist, or its content has changed.
+            SecretsLocked: it is encrypted, and no key of this process decrypts it.
         """
         size, sealed, pieces = await self._pieces(conversation_id, name)
         if sealed is not None:
@@ -160,12 +162,12 @@ class StoredFiles:
         return content
 
     async def lend(self, source_id: str, target_id: str, source: GitSource | UploadedSource | None) -> None:
-        """Give another conversation the file that this one began with, as it is in the store. Idempotent.
+        """Copy an initial file of this conversation to another one, as it is in the store. Idempotent.
 
         Raises:
-            CorruptEntry: it is not there, or a part is missing.
+            CorruptEntry: it does not exist, or a part is missing.
         """
-        # A delegate is lent it again by each owner of its parent; the size is written last.
+        # Each owner of a parent copies it to the delegate again. The size is written last.
         if not isinstance(source, UploadedSource) or await self.claim(target_id, source.parcel):
             return
         size, sealed, pieces = await self._pieces(source_id, source.parcel)
@@ -183,10 +185,10 @@ class StoredFiles:
         await self._store.call("DEL", key)
 
     async def _pieces(self, conversation_id: str, name: str) -> tuple[int, bytes | None, list[bytes]]:
-        """Return the size of a file, the name of the key that seals it, and its pieces as they are.
+        """Return the size of a file, the name of its encryption key, and its pieces as stored.
 
         Raises:
-            CorruptEntry: it is not there.
+            CorruptEntry: it does not exist.
         """
         key = self._store.keys(conversation_id).stored_file(name)
         size, sealed = await self._store.call("HMGET", key, "size", "sealed")
@@ -215,5 +217,5 @@ class StoredFiles:
 
 
 def _about(name: str, piece: int) -> str:
-    """Return what a sealed piece is, so that none takes the place of another."""
+    """Return the description that is authenticated with an encrypted piece, so that pieces cannot be exchanged."""
     return f"file {name} {piece}"

@@ -1,13 +1,13 @@
-"""Transfers: files of a workspace brought in and out, by a tool worker of the node that has the workspace.
+"""Transfers: files of a workspace copied in and out, by a tool worker of the workspace's node.
 
-The request lies in the store; an order in the node's action stream names it; the answer is written beside it. The files
-travel as a tar file, compressed with zstd, in a stored file. A long one travels in parts, each by a separate request;
-meanwhile the node keeps what it has of it, or has packed, beside the workspace.
+The request is stored in a key; an order in the node's action stream names it; the answer is written beside it. The
+files travel as a tar file, compressed with zstd, in a stored file. A long transfer has parts, each with its own
+request. Meanwhile the node keeps the received or packed data beside the workspace.
 
-Holds: carrying out a request twice has the same result as once; one that nobody has begun in time is not carried out
-later; what nobody fetches is gone after ten minutes; the store holds one part of a file at a time; nothing of an upload
-is in the workspace before all of it has arrived. What is in the files is readable neither in the store nor in its
-append-only file: each side shows a public key in the request, and the other side seals the files for it.
+Holds: running a request twice has the same result as once. A request that was not started in time is never run. An
+answer that is not fetched expires after ten minutes. The store holds one part of a file at a time. An upload appears in
+the workspace only when all of it has arrived. File contents are readable neither in the store nor in its append-only
+file: each side publishes a public key in the request, and the other side encrypts the files for it.
 Does not: record transfers in the log.
 Keys: `deck:{k}:c:<id>:transfer:<token>`, stored files, and the node's action stream.
 """
@@ -28,31 +28,31 @@ from broker.store import Store
 TTL_SECONDS = 600.0
 ANSWER_LIMIT_SECONDS = 120.0
 LONG_ANSWER_LIMIT_SECONDS = 900.0
-"""For the requests at which the node packs or unpacks all."""
+"""For requests at which the node packs or unpacks everything."""
 PART_BYTES = 16 * 2**20
 MAX_COPY_BYTES = 4 * 2**30
-"""Of all files of one transfer; packed, they may have as much."""
+"""For all files of one transfer, and again for the packed data."""
 MAX_COPY_FILES = 200_000
 CONTENT_LIMIT_SECONDS = 30.0
-"""How long a node waits for an upload to be sealed for it; longer than its sender looks away."""
+"""How long a node waits for the encrypted upload; longer than its sender's poll interval."""
 MAX_PARTS = MAX_COPY_BYTES // PART_BYTES
 MAX_SEALED_BYTES = MAX_STORED_FILE_BYTES + SEALED_BYTES
 _POLL_SECONDS = 0.05
 
 
 class TransferRequest(BaseModel):
-    """What is to be carried.
+    """A request to transfer files.
 
     Attributes:
-        what: `download` and `upload` a file or directory; `diff` is a patch of what was changed since the beginning;
-            `checkpoint` saves the workspace where its node saves them; `list` names what is in a directory.
+        what: `download` and `upload` copy a file or directory. `diff` returns a patch of all changes since the start.
+            `checkpoint` saves the workspace in its node's checkpoint storage. `list` lists a directory. A long transfer
+            has its parts copied one by one: `upload_part` before `upload`, or `download_part` after `download`, and
+            then `end`.
         path: relative to the workspace.
-            A long one has its parts brought one by one: `upload_part` before `upload`, `download_part` after
-            `download`, which `end` follows.
-        is_inside: of an upload: the path is a directory into which it goes, also if it is not there.
-        transfer: what the requests for one long transfer have in common; empty: it comes or goes at once.
-        part: which one, from 0.
-        size_bytes, digest: of an upload in parts: how long it is, packed, and its SHA-256.
+        is_inside: of an upload: copy into the directory `path`, and create it if it does not exist.
+        transfer: common name of all requests of one long transfer; empty for a transfer in one request.
+        part: number of the part, from 0.
+        size_bytes, digest: of an upload in parts: size and SHA-256 of the packed data.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -67,10 +67,10 @@ class TransferRequest(BaseModel):
 
 
 class FileEntry(BaseModel):
-    """What is in a directory of a workspace.
+    """An entry of a directory of a workspace.
 
     Attributes:
-        name: what is no text in it is written as an escape.
+        name: bytes that are not text are escaped.
         kind: `file`, `directory` or `link`.
     """
 
@@ -82,17 +82,18 @@ class FileEntry(BaseModel):
 
 
 class TransferAnswer(BaseModel):
-    """The outcome.
+    """The outcome of a request.
 
     Attributes:
-        files: entries of every kind that were carried.
-        error: why nothing was, or empty.
+        files: number of transferred entries of every kind.
+        error: why the transfer failed, or empty.
         code: the class of the error.
-        transfer, packed_bytes, digest: of a download that waits in parts: its name, and what they are together.
-        without_bits: names of some entries whose set-user-id, set-group-id or sticky bit was not carried.
-        left_out: of a patch that would be too large, names of files that were changed and are not in it.
-        left_out_count: how many such files there are; only the first ones are named.
-        entries: of a directory that was listed, by name; the first 5,000.
+        transfer, packed_bytes, digest: of a download that waits in parts: its name, and size and SHA-256 of the packed
+            data.
+        without_bits: some of the entries whose set-user-id, set-group-id or sticky bit was not copied.
+        left_out: of a patch that would be too large: names of changed files that are not in it.
+        left_out_count: number of such files; `left_out` names only the first ones.
+        entries: entries of a listed directory, by name; the first 5,000.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -112,7 +113,7 @@ class TransferAnswer(BaseModel):
 
 
 class TransferFailed(DeckhandsError):
-    """The files were not carried; the text says why."""
+    """A transfer failed; the message says why."""
 
     code = "transfer_failed"
 
@@ -131,7 +132,7 @@ class NoWorkspace(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What a transfer brought."""
+    """The result of a transfer."""
 
     answer: TransferAnswer
     content: bytes
@@ -153,16 +154,16 @@ class Transfers:
         *,
         limit_seconds: float = ANSWER_LIMIT_SECONDS,
     ) -> Carried:
-        """Have files carried, and wait until they are.
+        """Request a transfer and wait for its end.
 
         Args:
-            content: of an upload.
-            limit_seconds: for the answer; a node that has not begun within two minutes is not waited for longer.
+            content: content of an upload.
+            limit_seconds: time limit for the answer. If no node has started within two minutes, the wait ends earlier.
 
         Raises:
             NoWorkspace: the conversation has no workspace yet.
             UsageError: the content is too large.
-            TransferFailed: the tool worker could not, or did not within the limit.
+            TransferFailed: the tool worker failed, or exceeded the limit.
         """
         names = self._store.keys(conversation_id)
         node = await self._store.call("HGET", names.meta, "node")
@@ -171,7 +172,8 @@ class Transfers:
         token = new_key()
         key = names.transfer(token)
         check_size(len(content), "The file")
-        receiver, sealed_for = Receiver(), None
+        receiver = Receiver()
+        sealed_for = None
         await self._write(key, "reply_key", receiver.public)
         await self._write(key, "request", request.model_dump_json())
         stream = names.shard.actions(f"node:{node.decode()}")
@@ -193,9 +195,10 @@ class Transfers:
                         )
                         await self._write(key, "sealed_for", begun)
                         sealed_for = begun
-                    await asyncio.sleep(_POLL_SECONDS)  # rare, and by hand: not worth a connection that blocks
+                    # polls, because transfers are rare and started by hand: not worth a blocking connection
+                    await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError as error:
-            # What is reported as failed must not be carried out when the node comes back.
+            # A transfer that is reported as failed must not run when the node comes back.
             await self._store.call("DEL", key, names.stored_file(token))
             raise TransferFailed(
                 f"The node {node.decode()}, which has the workspace, did not answer for {limit_seconds:g} seconds.",
@@ -205,7 +208,7 @@ class Transfers:
             answer = TransferAnswer.model_validate_json(answered)
         except ValueError as error:
             raise TransferFailed(
-                f"The answer of the node {node.decode()} cannot be read.",
+                f"The answer from the node {node.decode()} cannot be read.",
                 remedy="Make sure that its tool worker runs this version.",
             ) from error
         if answer.error:
@@ -220,7 +223,7 @@ class Transfers:
         return Carried(answer, brought)
 
     async def request(self, conversation_id: str, token: str) -> TransferRequest | None:
-        """Return what is asked, as the tool worker; None: it was answered, or nobody waits any more."""
+        """Return the request, as the tool worker; None if it was answered, or if the client no longer waits."""
         key = self._store.keys(conversation_id).transfer(token)
         asked, answer = await self._store.call("HMGET", key, "request", "answer")
         if asked is None or answer is not None:
@@ -228,15 +231,15 @@ class Transfers:
         try:
             return TransferRequest.model_validate_json(asked)
         except ValueError:
-            return None  # nobody of ours has written it
+            return None  # not written by our code
 
     async def begin(self, conversation_id: str, token: str) -> None:
-        """Say that a request is being carried out, as the tool worker: the answer may take a while. Idempotent."""
+        """Record that a request runs, as the tool worker, because the answer may take a while. Idempotent."""
         receiver = self._receivers.setdefault(token, Receiver())
         await self._write(self._store.keys(conversation_id).transfer(token), "begun", receiver.public)
 
     async def content(self, conversation_id: str, token: str) -> bytes:
-        """Return what is to be uploaded, once it was sealed for this tool worker, which has begun the request.
+        """Wait for the encrypted content of an upload and return it, as the tool worker that started the request.
 
         Raises:
             TransferFailed: its sender has gone.
@@ -248,7 +251,7 @@ class Transfers:
                 while True:
                     if await self._store.call("HGET", key, "sealed_for") == receiver.public:
                         break
-                    await asyncio.sleep(_POLL_SECONDS)  # as its sender does
+                    await asyncio.sleep(_POLL_SECONDS)  # polls, as the sender does
         except TimeoutError as error:
             raise TransferFailed("The files of the upload did not arrive.", remedy="Send them again.") from error
         sealed = await self._stored_files.fetch(conversation_id, token)
@@ -258,11 +261,11 @@ class Transfers:
         """Answer a request, as the tool worker. Idempotent.
 
         Args:
-            content: what it brings; None: nothing.
+            content: content of a download; None if there is none.
         """
         key = self._store.keys(conversation_id).transfer(token)
         reply_key = await self._store.call("HGET", key, "reply_key")
-        if content is not None and reply_key is not None:  # else nobody waits any more
+        if content is not None and reply_key is not None:  # otherwise the client no longer waits
             sealed = await asyncio.to_thread(seal, reply_key, content, f"{conversation_id} {token} back")
             await self._stored_files.put(
                 conversation_id, f"{token}-back", sealed, ttl_seconds=TTL_SECONDS, limit_bytes=MAX_SEALED_BYTES

@@ -1,7 +1,7 @@
-"""How a controller worker is notified of new events: by its shard's ready stream and its own mailbox.
+"""Wake-ups for controller workers about new events: the ready stream of a shard and the mailbox of a worker.
 
-Holds: a wake-up is a hint; the log is the truth. Lost, late and repeated wake-ups cost time, never events. That of
-an observation carries it, which saves the owner a round trip; it is folded in only if it follows what the owner knows.
+Holds: a wake-up is a hint; the log is the truth. Lost, late and repeated wake-ups cost time, never events. The wake-up
+for an observation carries it, which saves the owner a round trip. The owner folds it only if it follows its last event.
 Keys: `deck:{k}:ready`, `deck:{k}:ready:interactive` (group `controllers`), `deck:{k}:worker:<w>:mail`.
 """
 
@@ -15,25 +15,34 @@ from typing import Any
 
 from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversation_of
 from broker.runtime import StoreRefused
-from broker.store import BLOCK_SECONDS, HEARTBEAT_SECONDS, MADE_WITH_THE_NEXT_BEAT, GroupReader, ShardKeys, Store
+from broker.store import (
+    BLOCK_SECONDS,
+    HEARTBEAT_SECONDS,
+    MADE_WITH_THE_NEXT_BEAT,
+    Argument,
+    GroupReader,
+    ShardKeys,
+    Store,
+)
 
 BATCH = 256
 TRIM_MAILBOX_EVERY = 1_000
-"""After how many entries a mailbox is trimmed: the owner has read them."""
+"""A mailbox is trimmed after this many entries, which the owner has read."""
 TRIM_CARRIED_EVERY = 64
-"""The same for entries with an observation; they are also trimmed when no more come for two seconds."""
+"""The same for entries with an observation. They are also trimmed after two seconds without a new one."""
 
 _log = logging.getLogger(__name__)
 
 
 class ReadyStream:
-    """The conversations of one shard that nobody owns and that have new events, in their turn; see turns.lua.
+    """The conversations of one shard that have new events and no owner, in the order of their turns; see turns.lua.
 
-    Interactive ones have a stream of their own, which a worker reads even if it has room for no others.
+    Interactive ones have their own stream, which a worker reads even if it has room for no others.
     """
 
     def __init__(self, store: Store, names: ShardKeys, worker_id: str, *, is_interactive: bool = False) -> None:
-        self._store, self._names = store, names
+        self._store = store
+        self._names = names
         self._unreadable = Unreadable(store)
         self._stream = names.ready_interactive if is_interactive else names.ready
         self._prefix = "ready:interactive|" if is_interactive else ""
@@ -42,13 +51,15 @@ class ReadyStream:
     async def read(self, *, limit: int) -> list[tuple[str, str]]:
         """Wait up to two seconds and return up to `limit` pairs of conversation id and entry.
 
-        The entry is acknowledged by the claim it leads to.
+        The claim of a conversation acknowledges its entry.
         """
         notified = []
         for _, entry, fields in await self._reader.read(limit=min(limit, BATCH)):
             entry_id = entry.decode()
             try:
-                notified.append((_conversation_in(self._store, self._names, fields), self._prefix + entry_id))
+                about = dict(zip(fields[::2], fields[1::2], strict=True))
+                conversation_id = conversation_of(self._store, self._names, about[b"c"]).conversation_id
+                notified.append((conversation_id, self._prefix + entry_id))
             except CANNOT_BE_READ as error:
                 await self._unreadable.put_aside(
                     self._names, self._stream, entry_id, fields, error, group="controllers"
@@ -56,17 +67,17 @@ class ReadyStream:
         return notified
 
     async def aclose(self) -> None:
-        """Close its connection."""
+        """Close the connection."""
         await self._reader.aclose()
 
 
 @dataclass(frozen=True, slots=True)
 class CarriedEvent:
-    """An event that reached its owner with the notification of it.
+    """An event that the owner received together with its notification.
 
     Attributes:
         entry: its bytes, see `codec`.
-        before: the checksum of the event that it follows in the log.
+        before: checksum of the event before it in the log.
         is_watched: a client follows the conversation.
     """
 
@@ -80,7 +91,8 @@ class Mailbox:
     """The wake-ups of one shard for the conversations that a worker owns."""
 
     def __init__(self, store: Store, names: ShardKeys, worker_id: str) -> None:
-        self._store, self._names = store, names
+        self._store = store
+        self._names = names
         self._unreadable = Unreadable(store)
         self._key = names.mail(worker_id)
         self._after = "0-0"
@@ -89,9 +101,9 @@ class Mailbox:
         self._connection = store.connection.another(reply_timeout_seconds=BLOCK_SECONDS + 5)
 
     async def read(self) -> dict[str, CarriedEvent | None]:
-        """Wait up to two seconds and return the ids of conversations that have new events, each once.
+        """Wait up to two seconds and return the ids of conversations with new events, each once.
 
-        With the event, if one came along and nothing else did for that conversation.
+        Each id comes with its event, if the wake-up carried one and was the only one for that conversation.
         """
         entries = await self._entries()
         self._is_quiet = not entries
@@ -103,7 +115,10 @@ class Mailbox:
             try:
                 about = dict(zip(fields[::2], fields[1::2], strict=True))
                 conversation_id = conversation_of(self._store, self._names, about[b"c"]).conversation_id
-                carried = _carried(about)
+                carried = None
+                if b"e" in about:
+                    before, is_watched = about[b"p"].decode(), b"w" in about
+                    carried = CarriedEvent(int(about[b"i"]), about[b"e"], before, is_watched=is_watched)
             except CANNOT_BE_READ as error:
                 await self._unreadable.put_aside(self._names, self._key, entry_id.decode(), fields, error)
             else:
@@ -112,51 +127,47 @@ class Mailbox:
         return notified
 
     async def _entries(self) -> list[Any]:
-        command = ("XREAD", "COUNT", BATCH, "BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", self._key, self._after)
-        # With the next read, which spares a separate round trip.
+        command: tuple[Argument, ...] = (
+            "XREAD",
+            "COUNT",
+            BATCH,
+            "BLOCK",
+            int(BLOCK_SECONDS * 1000),
+            "STREAMS",
+            self._key,
+            self._after,
+        )
+        # Trim with the next read, which saves a round trip.
         is_to_be_trimmed = (
             self._read_since_trim >= TRIM_MAILBOX_EVERY
             or self._carried_since_trim >= TRIM_CARRIED_EVERY
             or (self._is_quiet and self._carried_since_trim > 0)
         )
-        commands = [("XTRIM", self._key, "MINID", _next_id(self._after)), command] if is_to_be_trimmed else [command]
+        commands: list[tuple[Argument, ...]] = [command]
+        if is_to_be_trimmed:
+            milliseconds, _, number = self._after.partition("-")
+            commands.insert(0, ("XTRIM", self._key, "MINID", f"{milliseconds}-{int(number) + 1}"))
         try:
             *_, found = await self._store.persist(lambda: self._connection.call_many(commands))
         except StoreRefused as error:
             if not error.message.startswith(MADE_WITH_THE_NEXT_BEAT):
                 raise
             self._after = "0-0"
-            await asyncio.sleep(HEARTBEAT_SECONDS)  # by then it has been moved out of the way
+            await asyncio.sleep(HEARTBEAT_SECONDS)  # it has been moved away by then
             return []
         if is_to_be_trimmed:
             self._read_since_trim = self._carried_since_trim = 0
         return found[0][1] if found else []
 
     async def aclose(self) -> None:
-        """Close its connection."""
+        """Close the connection."""
         await self._connection.aclose()
 
 
-def _next_id(entry_id: str) -> str:
-    milliseconds, _, number = entry_id.partition("-")
-    return f"{milliseconds}-{int(number) + 1}"
-
-
-def _carried(about: dict[bytes, bytes]) -> CarriedEvent | None:
-    if b"e" not in about:
-        return None
-    return CarriedEvent(int(about[b"i"]), about[b"e"], about[b"p"].decode(), is_watched=b"w" in about)
-
-
-def _conversation_in(store: Store, names: ShardKeys, fields: list[bytes]) -> str:
-    about = dict(zip(fields[::2], fields[1::2], strict=True))
-    return conversation_of(store, names, about[b"c"]).conversation_id
-
-
 async def wake(store: Store, conversation_ids: Iterable[str]) -> None:
-    """Notify conversations whose logs have not grown: what they wait for has arrived.
+    """Notify conversations without new events, because a resource that they wait for is available.
 
-    One that cannot be notified, because its keys are damaged, is logged: the caller is not at fault.
+    If a conversation's keys are damaged, its failed notification is logged and not raised.
     """
     calls = []
     for conversation_id in conversation_ids:

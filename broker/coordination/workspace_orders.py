@@ -13,24 +13,24 @@ from broker.store import Store
 _POLL_SECONDS = 0.02
 _LOOK_AHEAD = 1_000
 _NOBODY_READS = ("answered: NOGROUP", "no such key")
-"""What the server says of a stream that no worker reads, or that was removed with its node."""
+"""Errors of the server for a stream that no worker reads, or that was removed with its node."""
 
 
 class WorkspaceOrders:
-    """Gives orders to the tool workers of a store."""
+    """Sends orders to the tool workers of a store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     async def end_sessions(self, conversation_id: str, *, limit_seconds: float) -> bool:
-        """End the processes of a workspace; its files stay, and a later action starts a new session. Idempotent.
+        """End the processes of a workspace. Its files stay, and a later action starts a new session. Idempotent.
 
         Args:
-            limit_seconds: how long to wait for a tool worker of the node to have done it.
+            limit_seconds: how long to wait until a tool worker of the node has done it.
 
         Returns:
-            Whether none of them is left. If False they end when a tool worker gets to it, or when nobody has used
-            them for their time to live.
+            Whether all of them have ended. If False, they end when a tool worker gets to the order, or when they were
+            idle for their time to live.
         """
         names = self._store.keys(conversation_id)
         node = await self._store.call("HGET", names.meta, "node")
@@ -43,15 +43,15 @@ class WorkspaceOrders:
             async with asyncio.timeout(limit_seconds):
                 while carrier := await self._carrier(stream, entry, conversation_id):
                     entry = carrier
-                    await asyncio.sleep(_POLL_SECONDS)  # an acknowledgement notifies nobody
+                    await asyncio.sleep(_POLL_SECONDS)  # an acknowledgement sends no notification
         except TimeoutError:
             return False
         return True
 
     async def _carrier(self, stream: str, entry: str, conversation_id: str) -> str | None:
-        """Return the entry that carries the order now, None when it was carried out.
+        """Return the entry that carries the order now; None if the order was carried out.
 
-        The copy that is made when a worker dies with the entry is looked for last, so that it is not missed.
+        If a worker dies with the entry, a copy is made. The copy is looked up last, so that it is not missed.
         """
         commands = [
             ("XINFO", "GROUPS", stream),

@@ -1,4 +1,4 @@
-"""What all workers may use together: quotas of providers, budgets, batches of model calls.
+"""Limits shared by all workers: quotas of providers, budgets, batches of model calls.
 
 Start with: governor.
 """

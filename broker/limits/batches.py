@@ -1,12 +1,12 @@
-"""Model calls that wait for a provider's batch, and the batches they are in.
+"""Model calls that wait for a provider's batch, and the batches that contain them.
 
-A call waits in the queue of its lane: one provider, address, key and model. A worker seals what waits there into a
-batch, records it, sends it, and later brings the result of each call to its conversation; see `controller_worker`.
+A call waits in the queue of its lane: one provider, address, key and model. A worker seals the waiting calls into a
+batch, records it, sends it, and later delivers the result of each call to its conversation; see `controller_worker`.
 
-Holds: a conversation has one call at most, and its outcome is reported once; a batch is recorded with its calls before
-it is sent; at most one live worker has a batch in hand. A batch of which the store has lost a part is over: its calls
-are forgotten, and their conversations woken to put them again, so a call may be bought twice then.
-Does not: know providers; what a call and a result look like is text to it.
+Holds: a conversation has at most one call, and its outcome is delivered once. A batch is recorded with its calls before
+it is sent. At most one live worker holds a batch. If the store has lost a part of a batch, the batch ends: its calls
+are deleted, and their conversations are woken to queue them again, so a call may be bought twice.
+Does not: know providers. The formats of calls and results are opaque here.
 Keys: `deck:{0}:batch:…`, see batches.lua.
 """
 
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class CallStands(StrEnum):
-    """How far a call has come."""
+    """The status of a call."""
 
     NONE = "none"
     WAITING = "waiting"
@@ -44,7 +44,7 @@ class Call:
     """A call of a conversation.
 
     Attributes:
-        seen_id: the last event that its prompt was made from.
+        seen_id: the last event in its prompt.
         result: its outcome, once it is done.
     """
 
@@ -55,14 +55,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch that this worker has in hand.
+    """A batch that this worker has leased.
 
     Attributes:
-        about_lane: what was said about its lane; empty when that is not known.
-        provider: its id there; empty when that is not known.
-        sent_ms: when sending it began for the last time, by the shared time; 0 for never.
-        waited_seconds: how long ago that was.
-        further: what workers have written down besides.
+        about_lane: the description of its lane; empty if unknown.
+        provider: its id at the provider; empty if unknown.
+        sent_ms: time of the latest attempt to send it, by the shared clock; 0 if never.
+        waited_seconds: time since then.
+        further: all fields recorded by workers.
     """
 
     batch_id: str
@@ -83,7 +83,7 @@ class Batches:
         self._shard = ShardKeys(0)
 
     async def ask(self, conversation_id: str, step: str) -> Call:
-        """Return how a call stands."""
+        """Return the status of a call."""
         outcome, *rest = await self._call("deck_batch_ask", conversation_id, step)
         stands = CallStands(outcome)
         if stands is CallStands.NONE:
@@ -97,30 +97,30 @@ class Batches:
         """Queue a call for a batch. Idempotent: the same step is queued once.
 
         Args:
-            about_lane: what a worker needs to know to serve the lane.
-            body: what the provider is to be sent.
+            about_lane: the description that a worker needs to serve the lane.
+            body: the request for the provider.
         """
         packed = zlib.compress(body, COMPRESSION)
         await self._call("deck_batch_put", conversation_id, step, seen_id, lane, about_lane, packed, len(body))
 
     async def drop(self, conversation_id: str, step: str = "") -> CallStands:
-        """Forget a call, or that of one step only. Idempotent.
+        """Delete a call; with a step, only if it belongs to that step. Idempotent.
 
         Returns:
-            How it stood: one that was sent is paid for all the same.
+            Its status before. A call that was sent is billed anyway.
         """
         (outcome, *_) = await self._call("deck_batch_drop", conversation_id, step)
         return CallStands(outcome)
 
     async def lanes(self) -> dict[str, str]:
-        """Return what was said about each lane in which calls wait, by lane."""
+        """Return the descriptions of the lanes with waiting calls, by lane."""
         command = ("HGETALL", f"{self._root}:lanes")
         try:
             found = await self._store.call(*command)
         except StoreRefused as error:
             if WRONG_TYPE not in error.message:
                 raise
-            await self.due()  # moves away what stands in the place of the lanes
+            await self.due()  # moves a key of another type away
             found = await self._store.call(*command)
         return texts_by_name(found)
 
@@ -134,10 +134,10 @@ class Batches:
         max_bytes: int,
         gather_seconds: float,
     ) -> tuple[str, float]:
-        """Make a batch of those that wait in a lane and take it in hand, if it is time.
+        """Seal the waiting calls of a lane into a batch and lease it, if it is time.
 
         Returns:
-            The new batch's id; or an empty one, and in how many seconds it is time, -1 if nothing waits.
+            The id of the new batch and 0; or an empty id and the seconds until it is time, -1 if no call waits.
         """
         batch_id = new_key()
         limits = (round(lease_seconds * 1000), max_calls, max_bytes, round(gather_seconds * 1000))
@@ -145,21 +145,21 @@ class Batches:
         return (batch_id, 0.0) if outcome == "sealed" else ("", -1.0 if number < 0 else number / 1000)
 
     async def due(self) -> list[str]:
-        """Return the batches that somebody should look after now."""
+        """Return the batches that need attention now."""
         _, *found = await self._call("deck_batch_due", OPEN_AT_ONCE)
         return [batch.decode() for batch in found]
 
     async def lease(self, batch_id: str, worker_id: str, *, lease_seconds: float) -> Batch | None:
-        """Take a batch in hand; None while another live worker has it, or when it is over.
+        """Lease a batch; None if another live worker holds it, or if it has ended.
 
-        One that the store has lost in part is over: those who wait for it are woken.
+        If the store has lost a part of it, the batch ends, and the waiting conversations are woken.
         """
         outcome, *flat = await self._call("deck_batch_lease", batch_id, worker_id, round(lease_seconds * 1000))
         if outcome == "busy":
             return None
         if outcome == "lost":
             waiting = [cid.decode(errors="backslashreplace") for cid in flat]
-            _log.error("the store has lost the batch %s; %d calls are put again", ascii(batch_id), len(waiting))
+            _log.error("the store has lost the batch %s; its %d calls are queued again", ascii(batch_id), len(waiting))
             await wake(self._store, waiting)
             return None
         found = texts_by_name(flat)
@@ -180,11 +180,11 @@ class Batches:
         """Record the state of a batch.
 
         Args:
-            look_again_seconds: gives it out of hand until then; None keeps it.
-            fields: `provider` is the provider's id; an empty value takes a field away.
+            look_again_seconds: release the batch for this time; None keeps the lease.
+            fields: `provider` is the provider's id; an empty value removes a field.
 
         Returns:
-            False when another worker has it in hand now: nothing was written, and nothing more is to be done.
+            False if another worker holds it now. Nothing was written, and the caller must stop.
         """
         noted = [part for item in fields.items() for part in item]
         again = "" if look_again_seconds is None else round(look_again_seconds * 1000)
@@ -192,7 +192,7 @@ class Batches:
         return bool(outcome == "noted")
 
     async def bodies(self, batch: Batch) -> dict[str, bytes]:
-        """Return what is to be sent, by the number of each call; what is not wanted or cannot be used is left out."""
+        """Return the request of each call by its number. Cancelled and unusable ones are left out."""
         calls = await self._calls(batch)
         names = [f"{self._root}:call:{calls[number].partition(' ')[0]}" for number in calls]
         commands = [("HMGET", name, "body", "batch", "step") for name in names]
@@ -208,26 +208,27 @@ class Batches:
         for number, (body, at, step) in zip(calls, found, strict=True):
             step_there = calls[number].rpartition(" ")[2].encode()
             if body is not None and at == batch.batch_id.encode() and step == step_there:
-                with suppress(zlib.error):  # it is answered like one for which the batch has no result
+                with suppress(zlib.error):  # it is answered like a call without a result
                     wanted[number] = zlib.decompress(body)
         return wanted
 
     async def numbers(self, batch: Batch) -> list[str]:
         """Return the numbers of a batch's calls, in order."""
-        return sorted(filter(_is_number, await self._calls(batch)), key=int)
+        numbers = [number for number in await self._calls(batch) if number.isascii() and number.isdigit()]
+        return sorted(numbers, key=int)
 
     async def deliver(self, batch: Batch, number: str, result: bytes) -> str | None:
-        """Keep the result of a call, unless it is known. Idempotent.
+        """Store the result of a call, unless it has one. Idempotent.
 
         Returns:
-            The conversation to wake; None when nobody waits for it any more.
+            The conversation to wake; None if no conversation waits for it.
         """
         packed = zlib.compress(result, COMPRESSION)
         outcome, *cid = await self._call("deck_batch_deliver", batch.batch_id, number, packed)
         return cid[0].decode() if outcome == "delivered" else None
 
     async def close(self, batch: Batch, worker_id: str) -> None:
-        """Forget a batch whose calls are all delivered. Idempotent."""
+        """Delete a batch whose results are all delivered. Idempotent."""
         await self._call("deck_batch_close", batch.batch_id, worker_id)
 
     async def known(self) -> set[str]:
@@ -244,7 +245,3 @@ class Batches:
 
     async def _call(self, function: str, *arguments: Any) -> list[Any]:
         return await self._store.function(function, (self._shard.root,), *arguments)
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()

@@ -1,12 +1,12 @@
-"""The governor: the quotas of models for the whole cluster, reserved before a call and settled after it.
+"""The governor: cluster-wide quotas of models, reserved before a call and settled after it.
 
-A conversation that may not call now gets a place in the queue of its model and is woken when its turn comes; until then
-it costs nothing. What it is granted then is kept for it for some seconds.
+If a conversation may not call now, it queues for its model and is woken when its turn comes; meanwhile it uses no
+resources. Its grant is then kept for some seconds.
 
-Holds: what is in flight never exceeds a quota that the provider states; interactive conversations go first,
-tenants share by weight; what a dead worker held is free again once its heartbeat has lapsed, by no other clock. Of two
-owners of a conversation, only the latter reserves, settles and withdraws: each call has the fencing token of its owner.
-Does not: cost a model without a quota anything, not even a round trip.
+Holds: calls in flight never exceed a quota that the provider states. Interactive conversations go first; tenants share
+by weight. Reservations of a dead worker are released when its heartbeat expires, by no other clock. Each call carries
+the fencing token of the conversation's owner; of two owners, only the later one reserves, settles and withdraws.
+Does not: add any cost, not even a round trip, to a model without a quota.
 Keys: `deck:{0}:quota:<pool>:…`, see governor.lua.
 """
 
@@ -27,31 +27,31 @@ from broker.store import WRONG_TYPE, Argument, ShardKeys, Store
 
 PUMP = "deck_quota_pump"
 ATTEMPTS = 5
-"""So often a call is made that finds its quotas lost or overwritten."""
+"""How often a call is repeated if its quotas are lost or overwritten."""
 LONGEST_SLEEP_SECONDS = 1.0
 SHORTEST_SLEEP_SECONDS = 0.005
 LONGEST_REFUSAL_SECONDS = 3_600.0
-"""One odd header must not hold up a cluster for years."""
+"""An invalid header must not block a cluster for years."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The call may be made, with this key of the pool."""
+    """The call may be made with this key of the pool."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class InQueue:
-    """Not now: the conversation is woken when its turn comes, in about this many seconds."""
+    """Not now. The conversation is woken when its turn comes, in about this many seconds."""
 
     eta_seconds: float
 
 
 class CallOutcome(StrEnum):
-    """What became of a call that was granted."""
+    """The outcome of a granted call."""
 
     OK = "ok"
     FAILED = "failed"
@@ -61,7 +61,7 @@ class CallOutcome(StrEnum):
 
 
 class Governor:
-    """The quotas of a store, as one worker sees them."""
+    """The quotas of a store, for one worker."""
 
     def __init__(self, store: Store, table: QuotaTable) -> None:
         self._store = store
@@ -71,15 +71,15 @@ class Governor:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there are no quotas at all."""
+        """Whether there are no quotas."""
         return not self._table.pools
 
     def pool_of(self, model: str) -> Pool | None:
-        """Return the pool a model belongs to, or None if it has no quota."""
+        """Return the pool of a model; None if it has no quota."""
         return self._table.pool_of(model)
 
     async def publish(self) -> None:
-        """Put this worker's table in force for everybody. Idempotent."""
+        """Put this worker's table into force for all workers. Idempotent."""
         for pool in self._table.pools:
             limits = [part for quota in pool.quotas for part in (quota.key, quota.limits())]
             await self._store.function("deck_quota_publish", self._keys(pool), *limits)
@@ -96,14 +96,14 @@ class Governor:
         tenant: str = "",
         fence: str = "0",
     ) -> Granted | InQueue:
-        """Ask for one call of a conversation, which has one under way at most.
+        """Reserve one call for a conversation. A conversation has at most one call in flight.
 
-        Idempotent: a second call by the same worker brings the same grant, or leaves the place in the queue.
+        Idempotent: a second call by the same worker returns the same grant, or keeps the position in the queue.
 
         Args:
-            worker_id: a member of the cluster; what it holds is freed when it dies.
-            input_tokens, output_tokens: what the call will probably use.
-            fence: the token of the ownership of the conversation. A former owner is granted nothing.
+            worker_id: a member of the cluster. Its reservations are released if it dies.
+            input_tokens, output_tokens: estimated usage of the call.
+            fence: fencing token of the conversation's owner. A former owner is granted nothing.
         """
         arguments: tuple[Argument, ...] = (
             *(conversation_id, worker_id, input_tokens, output_tokens),
@@ -125,11 +125,11 @@ class Governor:
         took_seconds: float = 0.0,
         fence: str = "0",
     ) -> None:
-        """Give the place back and say what was used. Idempotent; what is no longer this owner's stays as it is.
+        """Release the reservation and record the usage. Idempotent; does nothing to a reservation of a later owner.
 
         Args:
-            retry_after_seconds: what the provider asked for when it refused the call; everybody waits so long, but
-                for an hour at most.
+            retry_after_seconds: the provider's demand when it refused the call. All calls wait that long, at most an
+                hour.
         """
         asked = None if retry_after_seconds is None else min(retry_after_seconds, LONGEST_REFUSAL_SECONDS)
         retry_ms = "" if asked is None else math.ceil(asked * 1000)
@@ -137,22 +137,22 @@ class Governor:
         await self._call("deck_quota_settle", pool, (conversation_id, worker_id, outcome.value, *used))
 
     async def obey(self, pool: Pool, key: str, worker_id: str, left: dict[str, int]) -> None:
-        """Take note of what a provider's headers say is left: `requests`, `input`, `output` or `tokens` → how many."""
+        """Apply the remaining amounts in a provider's headers: `requests`, `input`, `output` or `tokens` → amount."""
         reported = [part for item in left.items() for part in item]
         await self._call("deck_quota_told", pool, (key, worker_id, *reported))
 
     async def withdraw(self, pool: Pool, conversation_id: str, worker_id: str, *, fence: str = "0") -> None:
-        """Leave the queue. Idempotent; a later owner's place stays."""
+        """Leave the queue. Idempotent; a later owner keeps its position."""
         await self._call("deck_quota_withdraw", pool, (conversation_id, worker_id, fence))
 
     async def pump(self, pool: Pool, worker_id: str) -> None:
-        """Wake those whose turn it is."""
+        """Wake the conversations whose turn it is."""
         await self._call(PUMP, pool, (worker_id,))
 
     async def keep_pumping(self, worker_id: str) -> None:
-        """Wake conversations when time has made room for them; never ends by itself.
+        """Wake conversations as time frees capacity. Never ends by itself.
 
-        One of all workers does it at the right moment, the others now and then, in case that one has died.
+        One worker does it at the right moment; the others do it occasionally, in case that one has died.
         """
         async with asyncio.TaskGroup() as group:
             for pool in self._table.pools:
@@ -163,7 +163,7 @@ class Governor:
             try:
                 await self.pump(pool, worker_id)
             except StoreRefused as error:
-                _log.error("nobody is woken who waits for %s: %s", pool.name, error)
+                _log.error("cannot wake conversations waiting for quota %s: %s", pool.name, error)
             await self._wake_timers[pool.name].sleep()
 
     async def _call(self, function: str, pool: Pool, arguments: tuple[Argument, ...]) -> tuple[str, str, int]:
@@ -173,11 +173,11 @@ class Governor:
             except StoreRefused as error:
                 if WRONG_TYPE not in error.message or function == PUMP:
                     raise
-                await self.pump(pool, "")  # moves away what stands in a key's place
+                await self.pump(pool, "")  # moves a key of another type away
                 continue
             if reply[0] != "unknown":
                 break
-            await self.publish()  # the store has forgotten its quotas, or nobody has published them yet
+            await self.publish()  # the store has lost the quotas, or no worker has published them yet
         else:
             raise StoreRefused(f"The quotas of {pool.name} are lost or overwritten each time they are published.")
         outcome, next_ms, key, eta_ms, *woken = reply
@@ -192,21 +192,21 @@ class Governor:
 
 
 class _WakeTimer:
-    """A sleep that can be shortened while it lasts."""
+    """A sleep that can be shortened from outside."""
 
     def __init__(self) -> None:
         self._wanted: float | None = None
         self._shortened = asyncio.Event()
 
     def end_after(self, seconds: float) -> None:
-        """End it after this many seconds, unless it ends earlier."""
+        """End the sleep after this many seconds, unless it ends earlier."""
         at = asyncio.get_running_loop().time() + max(seconds, SHORTEST_SLEEP_SECONDS)
         if self._wanted is None or at < self._wanted:
             self._wanted = at
             self._shortened.set()
 
     async def sleep(self) -> None:
-        """Sleep until the earliest end that was asked for, a second at most."""
+        """Sleep until the earliest requested end, at most one second."""
         loop = asyncio.get_running_loop()
         longest = loop.time() + LONGEST_SLEEP_SECONDS
         while True:

@@ -1,12 +1,12 @@
 """The ledger: budgets of tenants, experiments, conversations and their delegates, in USD.
 
-What a call may cost at worst is reserved before it in every account above the conversation; what its log has come to is
-charged after it. A conversation whose budget is exhausted waits, and is woken by a top-up or by room that others leave.
+Before a call, its worst-case cost is reserved in every account above the conversation; after it, the actual cost in the
+log is charged. A conversation with an exhausted budget waits. A top-up or released reservations wake it.
 
-Holds: an account never passes its limit by more than one call; `spent` is the sum over the events of its conversations,
-however often workers die; a reservation of a dead worker is free again once its heartbeat has lapsed; conversations
-that wait are served in the order of arrival.
-Does not: know prices. Where none is known nothing can be reserved, and the limit counts what is charged later.
+Holds: an account exceeds its limit by at most one call. `spent` is the sum over the events of its conversations,
+however often workers die. Reservations of a dead worker are released when its heartbeat expires. Waiting conversations
+are served in order of arrival.
+Does not: know prices. Without a price nothing is reserved; the cost counts against the limit once it is charged.
 Keys: `deck:{0}:budget:…`, `deck:{0}:budgets`, `deck:{0}:ledger:…`, see ledger.lua.
 """
 
@@ -36,12 +36,12 @@ class Account:
     """The current state of an account.
 
     Attributes:
-        limit_usd: None for none.
+        limit_usd: its limit; None for no limit.
         spent_usd: the sum over the events of all conversations below.
-        reserved_usd: for calls under way.
-        lost_usd: reserved for calls that brought no reply, which the provider may bill; counts against the limit.
-        calls: how many calls were charged.
-        waiting: how many conversations wait for room in it.
+        reserved_usd: reserved for calls in flight.
+        lost_usd: reserved for calls without a reply, which the provider may bill; counts against the limit.
+        calls: number of charged calls.
+        waiting: number of conversations that wait for this budget.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Account:
 
     @property
     def left_usd(self) -> float | None:
-        """What may still be committed; None without a limit."""
+        """The amount that may still be committed; None without a limit."""
         if self.limit_usd is None:
             return None
         return max(0.0, self.limit_usd - self.spent_usd - self.lost_usd - self.reserved_usd)
@@ -64,33 +64,33 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """There is no room for the call in this account now."""
+    """The budget of this account does not cover the call now."""
 
     account: str
 
 
 def tenant_account(tenant: str) -> str:
-    """Name a tenant's account."""
+    """Return the name of a tenant's account."""
     return f"tenant:{tenant}"
 
 
 def experiment_account(tenant: str, experiment: str) -> str:
-    """Name an experiment's account; experiments of different tenants are different."""
+    """Return the name of an experiment's account. Each tenant has its own experiments."""
     return f"experiment:{tenant}/{experiment}"
 
 
 def conversation_account(conversation_id: str) -> str:
-    """Name a conversation's account."""
+    """Return the name of a conversation's account."""
     return f"conversation:{conversation_id}"
 
 
 def accounts_of(
     conversation_id: str, *, tenant: str = "", experiment: str = "", parent_id: str | None = None
 ) -> list[str]:
-    """Return a conversation's account and those above it; empty when nobody keeps a budget for it.
+    """Return a conversation's account and those above it; empty if it has no budget.
 
     Args:
-        parent_id: of a delegate: the conversation that it works for, whose accounts stand above it.
+        parent_id: for a delegate, its parent conversation, whose accounts are above its own.
     """
     if not tenant and not experiment:
         return []
@@ -105,10 +105,10 @@ def accounts_of(
 
 
 def account_path(account: str) -> list[str]:
-    """Return an account and what its name says of those above it.
+    """Return an account and the accounts above it that its name implies.
 
     Raises:
-        UsageError: it names no account.
+        UsageError: it is not the name of an account.
     """
     if not _ACCOUNT.fullmatch(account):
         raise UsageError(
@@ -120,7 +120,7 @@ def account_path(account: str) -> list[str]:
 
 
 def nano(usd: float) -> int:
-    """Turn USD into the ledger's whole numbers, rounded to the nearest billionth."""
+    """Convert USD to the ledger's integers, rounded to the nearest billionth."""
     return round(Decimal(usd) * NANO)
 
 
@@ -140,21 +140,21 @@ class Ledger:
         total_usd: float,
         is_batched: bool = False,
     ) -> Exhausted | None:
-        """Reserve the worst case of one call in all accounts, and charge what the log has come to.
+        """Reserve the worst-case cost of one call in all accounts, and charge the total of the log.
 
-        Idempotent: a conversation has one reservation; a newer owner's call ends that of a former one.
+        Idempotent: a conversation has one reservation. A later owner's call ends that of a former one.
 
         Args:
             accounts: see `accounts_of`.
-            worst_usd: 0 where no price is known.
+            worst_usd: worst-case cost; 0 if the price is unknown.
             total_usd: the sum over the conversation's log.
-            is_batched: the call outlives its owner; what is reserved ends with a reply in the log, or by `settle`.
+            is_batched: the call outlives its owner. Its reservation ends with a reply in the log, or by `settle`.
 
         Returns:
-            None when it is reserved, or whose budget has no room; the conversation is then woken when there is.
+            None if it is reserved; otherwise the exhausted account. The conversation is woken when it has funds.
 
         Raises:
-            OwnershipLost: the conversation's next owner has a call under way.
+            OwnershipLost: the conversation's next owner has a call in flight.
         """
         outcome, account = await self._call(
             "deck_budget_reserve",
@@ -169,37 +169,37 @@ class Ledger:
     async def settle(
         self, ownership: Ownership, accounts: Sequence[str], *, total_usd: float, is_lost: bool = False
     ) -> None:
-        """Charge what the log has come to and end the reservation. Idempotent.
+        """Charge the total of the log and end the reservation. Idempotent.
 
         Args:
-            is_lost: the call may be billed and brought nothing into the log.
+            is_lost: the call may be billed, but added nothing to the log.
         """
         outcome = "lost" if is_lost else "done"
         arguments = (ownership.conversation_id, ownership.token, outcome, nano(total_usd), *accounts)
         await self._call("deck_budget_settle", *arguments, accounts=accounts)
 
     async def withdraw(self, conversation_id: str, accounts: Sequence[str]) -> None:
-        """Wait no longer. Idempotent."""
+        """Leave the queue. Idempotent."""
         await self._call("deck_budget_withdraw", conversation_id, accounts[0], accounts=accounts)
 
     async def sweep(self) -> None:
-        """Look after what dead workers had reserved; twice a second at most for all workers."""
+        """Move the reservations of dead workers to `lost`. Runs at most twice a second over all workers."""
         await self._call("deck_budget_sweep")
 
     async def forget(self, conversation_id: str) -> None:
-        """Forget the account of a conversation that is deleted; those above it keep what it has spent. Idempotent.
+        """Delete the account of a deleted conversation. The accounts above it keep its spending. Idempotent.
 
-        One that has a limit, a call under way or delegates goes with the last of these.
+        An account with a limit, a call in flight or delegates is deleted together with the last of these.
         """
         keys, account = (self._shard.root,), conversation_account(conversation_id)
         await self._store.function("deck_budget_forget", keys, conversation_id, account)
 
     async def adopt(self, accounts: Sequence[str], *, total_usd: float, delegates_usd: float = 0.0) -> None:
-        """Make the account of a conversation that comes back: what its log has come to is charged already. Idempotent.
+        """Recreate the account of a restored conversation, whose log is charged already. Idempotent.
 
         Args:
-            accounts: its own and those above it, see `accounts_of`; empty: nobody keeps a budget for it.
-            delegates_usd: what its delegates have spent, which counts in its account too.
+            accounts: its own and those above it, see `accounts_of`; empty if it has no budget.
+            delegates_usd: the spending of its delegates, which counts in its account too.
         """
         if accounts:
             arguments: list[Argument] = [nano(total_usd), *accounts[:2], nano(delegates_usd)]
@@ -208,15 +208,16 @@ class Ledger:
     async def set_limit(
         self, account: str, limit_usd: float | None, *, check: Callable[[Account], None] | None = None
     ) -> Account:
-        """Set the limit of an account, which need not exist yet; None takes it away.
+        """Set the limit of an account, which need not exist yet; None removes it.
 
         Args:
-            check: raises unless the limit is what the caller wants to change; what it has seen is what is changed.
+            check: raises if the current limit is not the one to change. The limit it has checked is the one that is
+                changed.
 
         Raises:
-            UsageError: it names no account, or the amount cannot be used.
+            UsageError: it is not the name of an account, or the amount is invalid.
         """
-        amount = _nano_or_none(None if limit_usd is None else _checked(limit_usd))
+        amount: int | str = "" if limit_usd is None else nano(_checked(limit_usd))
         if check is None:
             await self._change(account, "set", amount)
             return await self.account(account)
@@ -227,12 +228,12 @@ class Ledger:
                 return await self.account(account)
 
     async def top_up(self, account: str, amount_usd: float) -> Account:
-        """Raise the limit of an account and wake conversations that wait for it; raises what `set_limit` does."""
+        """Raise the limit of an account and wake its waiting conversations. Raises the errors of `set_limit`."""
         await self._change(account, "add", nano(_checked(amount_usd)))
         return await self.account(account)
 
     async def account(self, account: str) -> Account:
-        """Return an account as it stands; one that nobody has used is empty."""
+        """Return the current state of an account; an unused one is empty."""
         key = self._shard.budget(account_path(account)[0])
         flat, waiting = await self._store.call_many([("HGETALL", key), ("ZCARD", f"{key}:waiting")])
         fields = texts_by_name(flat)
@@ -249,12 +250,12 @@ class Ledger:
         )
 
     async def accounts(self) -> list[Account]:
-        """Return the accounts of tenants and experiments, and conversations that were given a limit, by name."""
+        """Return the accounts of tenants, of experiments, and of conversations with a limit, by name."""
         names = await self._members(self._shard.budgets)
         return [await self.account(name) for name in names]
 
     async def conversation_ids(self, account: str) -> list[str]:
-        """Return the conversations that are charged to an account, by id."""
+        """Return the conversations charged to an account, by id."""
         found: list[str] = []
         below = [account]
         while below:
@@ -266,7 +267,7 @@ class Ledger:
         return sorted(found)
 
     async def _limit_text(self, account: str) -> bytes:
-        """Return a limit as the store has it, to the last digit; empty: there is none."""
+        """Return a limit exactly as stored; empty if there is none."""
         key = self._shard.budget(account_path(account)[0])
         found: bytes | None = await self._store.call("HGET", key, "limit")
         return found or b""
@@ -280,7 +281,7 @@ class Ledger:
         return sorted(member.decode(errors="backslashreplace") for member in members)
 
     async def _call(self, function: str, *arguments: Any, accounts: Sequence[str] = ()) -> tuple[str, str]:
-        """Call a function, once more if keys of another type stood in the way of these accounts."""
+        """Call a function. If keys of another type are in its way, move them away and repeat the call."""
         keys = (self._shard.root,)
         try:
             outcome, detail, *woken = await self._store.function(function, keys, *arguments)
@@ -294,10 +295,6 @@ class Ledger:
         return outcome, detail.decode()
 
 
-def _nano_or_none(usd: float | None) -> int | str:
-    return "" if usd is None else nano(usd)
-
-
 def _checked(usd: float) -> float:
     if not 0 <= usd <= LARGEST_USD:  # NaN fails too
         raise UsageError(f"{usd:g} USD cannot be a budget.", remedy=f"Use 0 to {LARGEST_USD:,} USD.")
@@ -305,5 +302,5 @@ def _checked(usd: float) -> float:
 
 
 def _whole(text: str) -> int:
-    """Read a field of an account; what is no whole number is 0, as for the functions."""
+    """Parse a field of an account; a value that is not an integer counts as 0, as in the functions."""
     return int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else 0

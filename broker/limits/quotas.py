@@ -1,8 +1,8 @@
-"""The quota table: what each provider lets us call, as a person has written it down in TOML.
+"""The quota table: the limits of each provider, written by an operator in TOML.
 
-Holds: a table that cannot be used is refused when it is read, with the place named; a model that no entry names has no
-quota and costs nothing.
-Does not: hold API keys, only the names of the environment variables they are in.
+Holds: an invalid table is refused when it is read, with the place of the error. A model without an entry has no quota
+and adds no cost.
+Does not: hold API keys, only the names of their environment variables.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from broker.limits.tenants import TenantRules, TenantTable
 from broker.runtime import UsageError
 
 OWN_KEY = "own"
-"""The name of an entry without `key_env`: the key that the worker is configured with anyway."""
+"""The name of an entry without `key_env`: the worker's default key."""
 
 _FLAT = re.compile(r"[^A-Za-z0-9_.-]+")
 
@@ -28,12 +28,12 @@ Amount = Annotated[int, Field(ge=1)]
 
 
 class Quota(BaseModel):
-    """What one key of one model may use. None means no limit.
+    """The limits of one key of one model. None means no limit.
 
     Attributes:
-        model: as conversations name it; `*` and `?` match, and one entry is one quota for all that it matches.
-        key_env: the environment variable of controller workers that holds the key; None: their usual key.
-        tokens_per_minute: in and out together, for providers that count so.
+        model: its name in conversations. `*` and `?` match; all models that match share one quota.
+        key_env: the environment variable of controller workers that holds the key; None for their default key.
+        tokens_per_minute: input and output together, for providers that count both.
         requests_per_day, tokens_per_day: from `day_starts_hour_utc` to the same hour of the next day.
         burst_seconds: how many seconds' worth may be used at once after a quiet time.
         cached_input_counts: whether tokens read from the provider's cache count as input.
@@ -61,7 +61,7 @@ class Quota(BaseModel):
 
     @property
     def per_minute(self) -> Mapping[str, int | None]:
-        """The limits by the minute, as providers' headers are read too: `requests`, `input`, `output`, `tokens`."""
+        """The limits per minute, by their names in providers' headers: `requests`, `input`, `output`, `tokens`."""
         return {
             "requests": self.requests_per_minute,
             "input": self.input_tokens_per_minute,
@@ -70,12 +70,12 @@ class Quota(BaseModel):
         }
 
     def is_short(self, left: Mapping[str, int]) -> bool:
-        """Say whether less is left of something than may be used at once, which is then to be obeyed."""
+        """Return whether a remaining amount is below the burst size, so that it must be applied."""
         limits = self.per_minute
         return any((limits.get(what) or 0) * self.burst_seconds / 60 > amount for what, amount in left.items())
 
     def limits(self) -> str:
-        """Return the limits as the store's functions read them."""
+        """Return the limits in the format of the store's functions."""
         values = {
             **self.per_minute,
             "concurrency": self.concurrency,
@@ -97,7 +97,7 @@ class Pool(BaseModel):
 
     @property
     def name(self) -> str:
-        """The name on which its keys in the store are based."""
+        """The base name of its keys in the store."""
         return _FLAT.sub("_", self.model.replace("*", "-any-").replace("?", "-one-"))
 
     def quota(self, key: str) -> Quota:
@@ -106,11 +106,11 @@ class Pool(BaseModel):
 
 
 class QuotaTable(BaseModel):
-    """All quotas, and how much of them each tenant gets when there is not enough.
+    """All quotas, and the tenants' shares when capacity is short.
 
     Attributes:
-        pools: in the order of the file; the first that matches a model counts.
-        tenants: their weights; the table of DECKHANDS_TENANTS has the same.
+        pools: in the order of the file; the first one that matches a model applies.
+        tenants: their weights, the same as in the table of DECKHANDS_TENANTS.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -120,10 +120,10 @@ class QuotaTable(BaseModel):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a table.
+        """Parse a table.
 
         Raises:
-            UsageError: it is not TOML, or an entry cannot be used.
+            UsageError: it is not TOML, or an entry is invalid.
         """
         try:
             entries = _File.model_validate(tomllib.loads(text))
@@ -142,10 +142,10 @@ class QuotaTable(BaseModel):
 
     @classmethod
     def of_setting(cls, setting: str) -> Self:
-        """Read what DECKHANDS_QUOTAS says: nothing, the path of a file, or the table itself.
+        """Read the value of DECKHANDS_QUOTAS: empty, the path of a file, or the table itself.
 
         Raises:
-            UsageError: the file cannot be read, or the table cannot be used.
+            UsageError: the file cannot be read, or the table is invalid.
         """
         if not setting.strip():
             return cls()
@@ -160,7 +160,7 @@ class QuotaTable(BaseModel):
             ) from None
 
     def pool_of(self, model: str) -> Pool | None:
-        """Return the pool a model belongs to, or None if it has no quota."""
+        """Return the pool of a model; None if it has no quota."""
         for pool in self.pools:
             if fnmatch.fnmatchcase(model, pool.model):
                 return pool

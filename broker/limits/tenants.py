@@ -1,8 +1,8 @@
-"""What an operator has said of tenants: how much each gets when there is not enough, and how much each may have.
+"""An operator's rules for tenants: their shares when capacity is short, and their bounds.
 
-Holds: one table for a cluster; each controller worker that has one puts it in force for everybody when it starts. A
-tenant that it does not name belongs to `*`, if it names that: all of them together have its weight and its bounds, so
-nobody gains by making up names.
+Holds: a cluster has one table; each controller worker with a table puts it into force when it starts. Tenants without a
+rule share the rule `*`, if there is one: all of them together have its weight and its bounds, so invented names gain
+nothing.
 Keys: `deck:{k}:tenants`, see turns.lua and admission.lua.
 """
 
@@ -21,19 +21,19 @@ from broker.runtime import UsageError
 from broker.store import Argument, Store
 
 OTHERS = "*"
-"""All tenants that are not named."""
+"""All tenants without a rule."""
 MEMORY = ":memory"
 SETTING = "DECKHANDS_TENANTS"
 _SIZES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 class TenantRule(BaseModel):
-    """What is said of one tenant.
+    """The rule for one tenant.
 
     Attributes:
-        weight: its share of what is scarce, beside the weights of the others.
-        max_open: how many of its conversations may be unsettled at once; None: any number.
-        submissions_per_minute: how many may begin in a minute; None: any number.
+        weight: its share of scarce capacity, relative to other tenants.
+        max_open: maximum number of its unsettled conversations; None for any number.
+        submissions_per_minute: maximum number of conversations that may start in a minute; None for any number.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -44,21 +44,21 @@ class TenantRule(BaseModel):
 
 
 def _weights_alone(rules: Any) -> Any:
-    """Take `acme = 3` for `[tenants.acme] weight = 3`, and refuse what no tenant can be called."""
+    """Accept `acme = 3` for `[tenants.acme] weight = 3`, and refuse invalid tenant names."""
     if not isinstance(rules, dict):
         return rules
     for name in rules:
         if name != OTHERS and not re.fullmatch(NAME_PATTERN, name):
-            raise ValueError(f"no tenant is called {name!r}")
+            raise ValueError(f"invalid tenant name {name!r}")
     return {name: {"weight": rule} if isinstance(rule, int | float) else rule for name, rule in rules.items()}
 
 
 TenantRules = Annotated[dict[str, TenantRule], BeforeValidator(_weights_alone)]
-"""By the names of tenants, as a person writes them."""
+"""Rules by tenant name, in the format of the operator's file."""
 
 
 class TenantTable(BaseModel):
-    """What is said of tenants, by name; `*` stands for those that are not named."""
+    """Rules for tenants, by name. `*` stands for tenants without a rule."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -66,10 +66,10 @@ class TenantTable(BaseModel):
 
     @classmethod
     def of_setting(cls, setting: str) -> Self:
-        """Read what DECKHANDS_TENANTS says: nothing, the path of a file, or the table itself.
+        """Read the value of DECKHANDS_TENANTS: empty, the path of a file, or the table itself.
 
         Raises:
-            UsageError: the file cannot be read, or the table cannot be used.
+            UsageError: the file cannot be read, or the table is invalid.
         """
         text = setting.strip()
         if not text:
@@ -87,7 +87,7 @@ class TenantTable(BaseModel):
             if unknown := sorted(entries.keys() - {"tenants", "quota"}):  # one file may hold the quotas too
                 raise UsageError(
                     f"The table of tenants cannot be used: there is a {unknown[0]!r} beside [tenants].",
-                    remedy="Put what concerns a tenant under [tenants.NAME].",
+                    remedy="Put the rules of a tenant under [tenants.NAME].",
                 )
             return cls(rules=entries.get("tenants", {}))
         except tomllib.TOMLDecodeError as error:
@@ -99,21 +99,21 @@ class TenantTable(BaseModel):
             raise UsageError(f"The table of tenants cannot be used: {where}: {complaint}.") from None
 
     def beside(self, other: TenantTable) -> TenantTable:
-        """Return both tables as one.
+        """Merge both tables.
 
         Raises:
-            UsageError: they say different things of a tenant.
+            UsageError: they have different rules for a tenant.
         """
         for name in sorted(self.rules.keys() & other.rules.keys()):
             if self.rules[name] != other.rules[name]:
                 raise UsageError(
-                    f"DECKHANDS_QUOTAS and {SETTING} say different things of the tenant {name!r}.",
+                    f"DECKHANDS_QUOTAS and {SETTING} have different rules for the tenant {name!r}.",
                     remedy="Leave [tenants] out of the quota table, or let both name one file.",
                 )
         return TenantTable(rules={**other.rules, **self.rules})
 
     def share_of(self, tenant: str) -> tuple[str, float]:
-        """Return under which name a tenant stands in line, and its weight."""
+        """Return the name of a tenant's share in the fair queue, and its weight."""
         if tenant in self.rules:
             return tenant, self.rules[tenant].weight
         if OTHERS in self.rules:
@@ -122,7 +122,7 @@ class TenantTable(BaseModel):
 
 
 def memory_bound(setting: str) -> float:
-    """Read DECKHANDS_ADMIT_MEMORY: up to 1 a share of the server's `maxmemory`, above it bytes, 0 no bound.
+    """Parse DECKHANDS_ADMIT_MEMORY: up to 1 a share of the server's `maxmemory`, above 1 bytes, 0 for no bound.
 
     Raises:
         UsageError: it is none of these.
@@ -140,14 +140,14 @@ def memory_bound(setting: str) -> float:
 
 
 async def publish(store: Store, table: TenantTable, memory: float | None) -> None:
-    """Put a table and a bound of the store's memory in force for everybody. Idempotent.
+    """Put a table and a bound of the store's memory into force for all workers. Idempotent.
 
     Args:
-        memory: see `memory_bound`; None: the usual one.
+        memory: see `memory_bound`; None for the default.
     """
     fields: list[Argument] = []
     for name, rule in table.rules.items():
-        # Each shard sees its part of a tenant's beginnings.
+        # Each shard counts only its part of a tenant's starts.
         pace = (rule.submissions_per_minute or 0) / store.shards
         fields += [name, f"{rule.weight:.6f} {rule.max_open or 0} {math.floor(pace * 1e6) / 1e6:.6f}"]
     if memory is not None:

@@ -1,8 +1,8 @@
-"""Whether a conversation may begin now: the bounds of tenants and of the store's memory, checked at the door.
+"""Admission control: decides whether a conversation may start now, as the tenant and the memory permit.
 
-Holds: `append` decides, in the step in which the conversation begins; asking before only spares what would be stored
-for nothing. What has begun is never refused here. A tenant's bound counts all shards; where there are several, those
-that begin at the same time in different ones may pass it by as many.
+Holds: `append` decides, in the same step that creates the conversation. An earlier check only avoids storing data for a
+conversation that would be refused. A conversation that has started is never refused. A tenant's bound counts all
+shards; conversations that start at the same time in different shards may exceed it by as many.
 Keys: `deck:{k}:open:<tenant>`, `deck:{k}:paces`, see admission.lua.
 """
 
@@ -11,16 +11,16 @@ from __future__ import annotations
 from typing import Any
 
 from broker.contract import ConversationCreated
-from broker.log.append_outcomes import Duplicate
+from broker.log.append_call import Duplicate
 from broker.runtime import AdmissionRefused
 from broker.store import ShardKeys, Store
 
 
 def check_reply(reply: list[Any]) -> None:
-    """Raise what a reply of the functions says.
+    """Raise the refusal that a reply of the store's functions contains, if any.
 
     Raises:
-        AdmissionRefused: the conversation may not begin.
+        AdmissionRefused: the conversation may not start now.
     """
     match reply:
         case ["refused", reason, tenant, used, limit, retry_ms]:
@@ -28,10 +28,10 @@ def check_reply(reply: list[Any]) -> None:
 
 
 async def check(store: Store, conversation_id: str, tenant: str) -> None:
-    """See whether a conversation may begin, before anything is stored for it. Writes nothing.
+    """Check that a conversation may start, before anything is stored for it. Writes nothing.
 
     Raises:
-        AdmissionRefused: it may not. One that has begun may.
+        AdmissionRefused: it may not start now. Never raised for a conversation that has started.
     """
     shard = store.keys(conversation_id).shard
     elsewhere = await _open_in_others(store, shard, tenant)
@@ -39,7 +39,7 @@ async def check(store: Store, conversation_id: str, tenant: str) -> None:
 
 
 async def begun_before(store: Store, conversation_id: str, key: str) -> Duplicate | None:
-    """Return what has begun a conversation under this key; None: nothing has."""
+    """Return the ids of the events that created a conversation under this key; None if none did."""
     once = store.keys(conversation_id).once
     found = await store.call("HGET", once, f"create:{key}")
     if found is None:
@@ -52,7 +52,7 @@ async def open_elsewhere(store: Store, created: ConversationCreated) -> int | No
     """Return how many conversations of its tenant are open in the other shards.
 
     Returns:
-        None: it belongs to a step of another conversation, which is neither refused nor counted.
+        None if the conversation belongs to a step of another one: such a conversation is neither refused nor counted.
     """
     if created.parent is not None:
         return None

@@ -1,36 +1,39 @@
-"""One call of the function `append`, as values: who writes, what, and what happens along with it.
+"""One call of the function `append` as values: the writer, the events, the side effects, and the outcome.
 
-Holds: the names of the arguments stand here and at the head of `append` in `append.lua`, and nowhere else.
+Holds: the names of the arguments are defined here and at the head of `append` in `append.lua`, and nowhere else.
+Does not: have an outcome for a lost reply. `event_log` repeats the call until it has one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import msgpack
 
 from broker.contract import MessagePolicy, Ownership, Start
+from broker.runtime import ConversationBusy, StoreError, UnknownConversation
 from broker.secrets import KnownValues
-from broker.store import Argument
+from broker.store import Argument, Store
 
 Condition = Literal["", "message:", "message:enqueue", "message:reject", "message:interrupt", "expire"]
-"""On which a producer's append is made: `message:<policy>`, that the policy, by default the conversation's, takes a
-message now; `expire`, that the conversation waits to begin."""
+"""The condition of a producer's append. `message:<policy>`: the policy accepts a message now; without one, the
+conversation's policy applies. `expire`: the conversation is scheduled."""
 
 WORK: Condition = "message:enqueue"
-"""Of what begins work and is never refused."""
+"""The condition of an append that starts work and is never refused."""
 
 Named = dict[str, Any]
-"""Arguments by name. What the function compares with texts of the store is a text."""
+"""Named arguments. Values that the function compares with texts of the store are texts."""
 
 
 def message_with(policy: MessagePolicy | None) -> Condition:
-    """Return the condition of a person's message.
+    """Return the condition for appending a user's message.
 
     Args:
-        policy: what it does if the agent works; None: what the conversation says.
+        policy: how the message is handled while the agent works; None for the conversation's own policy.
     """
     conditions: dict[MessagePolicy | None, Condition] = {
         None: "message:",
@@ -42,15 +45,15 @@ def message_with(policy: MessagePolicy | None) -> Condition:
 
 
 class Creator(NamedTuple):
-    """The producer that begins a conversation.
+    """The producer that creates a conversation.
 
     Attributes:
         key: idempotency key.
-        pool: of tool workers, for its first action.
-        awaited: who waits for its end, see `awaited`; empty: nobody.
-        elsewhere: how many conversations of its tenant are open in other shards; None: it is part of a step of another
-            conversation, and neither refused nor counted.
-        start: when it may begin; None: at once.
+        pool: pool of tool workers for its first action.
+        awaited: the caller to notify of its end: `celery` or `stream:<name>`; empty for none.
+        elsewhere: number of conversations of its tenant that are open in other shards; None if it is part of a step of
+            another conversation, which is neither refused nor counted.
+        start: when it may start; None for at once.
     """
 
     key: str
@@ -60,26 +63,24 @@ class Creator(NamedTuple):
     start: Start | None = None
 
     def named(self) -> Named:
-        """Return the writer's arguments."""
+        """Return the arguments that describe this writer."""
         named: Named = {"by": "create", "key": self.key, "pool": self.pool}
         named |= {"awaited": self.awaited} if self.awaited else {}
         named |= {"inner": True} if self.elsewhere is None else {"elsewhere": self.elsewhere}
-        return named | ({"start": _millis_of(self.start)} if self.start else {})
-
-
-def _millis_of(start: Start) -> dict[str, int]:
-    found = {"delay_ms": start.delay_seconds, "limit_ms": start.limit_seconds}
-    return {name: math.ceil(seconds * 1000) for name, seconds in found.items() if seconds is not None}
+        if self.start is not None:
+            times = {"delay_ms": self.start.delay_seconds, "limit_ms": self.start.limit_seconds}
+            named["start"] = {name: math.ceil(time * 1000) for name, time in times.items() if time is not None}
+        return named
 
 
 class Producer(NamedTuple):
-    """A producer: a person, a client, another conversation.
+    """A producer: a user, a client or another conversation.
 
     Attributes:
         key: idempotency key.
-        condition: on which it is appended.
-        quiet: nobody is notified.
-        seen_id: the event that has to be the last one; None: any.
+        condition: condition for the append.
+        quiet: send no notification.
+        seen_id: required id of the last event; None for any.
     """
 
     key: str
@@ -88,17 +89,17 @@ class Producer(NamedTuple):
     seen_id: int | None = None
 
     def named(self) -> Named:
-        """Return the writer's arguments."""
+        """Return the arguments that describe this writer."""
         named: Named = {"by": "producer", "key": self.key, "condition": self.condition, "quiet": self.quiet}
         return named if self.seen_id is None else named | {"seen": str(self.seen_id)}
 
 
 class ToolWriter(NamedTuple):
-    """A tool worker that has carried an action out.
+    """A tool worker that has run an action.
 
     Attributes:
-        place: the action's entry, `<stream>|<entry>`, to acknowledge; or empty.
-        checksum: of the action; empty: whatever the log has under its number.
+        place: the action's entry to acknowledge, `<stream>|<entry>`; or empty.
+        checksum: checksum of the action; empty to accept any event with its id.
     """
 
     worker_id: str
@@ -107,7 +108,7 @@ class ToolWriter(NamedTuple):
     checksum: str
 
     def named(self) -> Named:
-        """Return the writer's arguments."""
+        """Return the arguments that describe this writer."""
         named: Named = {
             "by": "tool",
             "worker": self.worker_id,
@@ -121,9 +122,9 @@ class Owner(NamedTuple):
     """The owner of a conversation.
 
     Attributes:
-        seen_id: the last event that its decision rests on.
-        checksum: of that event; empty: whatever the log has under its number.
-        key: names this very call, the same when it is repeated.
+        seen_id: the last event that its decision is based on.
+        checksum: checksum of that event; empty to accept any event with that id.
+        key: identifies this call; a repetition has the same key.
     """
 
     ownership: Ownership
@@ -132,7 +133,7 @@ class Owner(NamedTuple):
     key: str
 
     def named(self) -> Named:
-        """Return the writer's arguments."""
+        """Return the arguments that describe this writer."""
         worker, token = self.ownership.worker_id, self.ownership.token
         decided = {"seen": str(self.seen_id), "checksum": self.checksum, "key": self.key}
         return {"by": "owner", "worker": worker, "token": token} | decided
@@ -142,12 +143,13 @@ Writer = Creator | Producer | ToolWriter | Owner
 
 
 class Entry(NamedTuple):
-    """One event to be written.
+    """One event to write.
 
     Attributes:
         data: its bytes.
-        dispatch: `1` for a runnable action on its action stream, `pool:<name>` for one on that pool's; empty: neither.
-        answers: the action that this observation settles; None: it is none.
+        dispatch: `1` for a runnable action that goes to its action stream, `pool:<name>` for one that goes to the
+            stream of that pool; empty for an event that is not dispatched.
+        answers: id of the action that this observation settles; None if it settles none.
     """
 
     data: bytes
@@ -155,7 +157,7 @@ class Entry(NamedTuple):
     answers: int | None = None
 
     def named(self) -> Named:
-        """Return its arguments, without its bytes."""
+        """Return the arguments that describe this event, without its bytes."""
         named: Named = {"dispatch": self.dispatch} if self.dispatch else {}
         return named | ({} if self.answers is None else {"answers": str(self.answers)})
 
@@ -169,15 +171,100 @@ def append_arguments(
     *,
     secrets: KnownValues | None = None,
 ) -> list[Argument]:
-    """Return the arguments of the function: the id, what is named, and the bytes of each event.
+    """Return the arguments of the function: the id, the named arguments, and the bytes of each event.
 
     Args:
-        cancels: running actions to be stopped; 0: all programs of the workspace.
-        fields: what the index shows of the conversation.
-        secrets: the values that the writer knows; it is refused if there are others. None: unchecked.
+        cancels: ids of running actions to stop; 0 stops all programs of the workspace.
+        fields: fields of the conversation in the index.
+        secrets: the secret values known to the writer. The append is refused if the conversation has others. None skips
+            this check.
     """
     named = writer.named() | {"events": [entry.named() for entry in entries]}
     named |= {"cancels": [str(action) for action in cancels]} if cancels else {}
     named |= {"fields": [str(part) for field in fields.items() for part in field]} if fields else {}
     named |= {} if secrets is None else {"secrets": secrets.number, "sample": secrets.sample}
     return [conversation_id, msgpack.packb(named, use_bin_type=False), *(entry.data for entry in entries)]
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The events were written with ids first to last. `checksum` is that of the last one, see `codec.checksum_of`."""
+
+    first_id: int
+    last_id: int
+    checksum: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """An earlier call with the same key wrote the events, with ids first to last."""
+
+    first_id: int
+    last_id: int
+    checksum: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """Refused: another worker owns the conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Refused: the log has grown since the decision. Read the new events and decide again."""
+
+    last_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Refused: the conversation is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Refused: the log ends at `last_id` and does not hold the event that the writer refers to."""
+
+    last_id: int
+
+
+Outcome = Appended | Duplicate | Fenced | Conflict | Closed | Lost
+
+
+def outcome_of(reply: Any, conversation_id: str, checksum: str = "") -> Outcome | None:
+    """Return the outcome in a reply of the function `append`; None if the conversation to create exists already.
+
+    Args:
+        checksum: checksum of the last event to write.
+
+    Raises:
+        UnknownConversation: there is no such conversation.
+        ConversationBusy: it takes no message now.
+        StoreError: the reply is not one of the function's.
+    """
+    match reply:
+        case ["missing"]:
+            raise UnknownConversation(conversation_id)
+        case ["busy"]:
+            raise ConversationBusy(conversation_id)
+        case ["exists"]:
+            return None
+        case ["appended", first, last]:
+            return Appended(first, last, checksum)
+        case ["duplicate", first, last]:
+            return Duplicate(first, last, checksum)
+        case ["fenced"]:
+            return Fenced()
+        case ["conflict", last]:
+            return Conflict(last)
+        case ["closed"]:
+            return Closed()
+        case ["lost", last]:
+            return Lost(last)
+    raise StoreError(f"Unexpected reply of the function append: {reply!r}.")
+
+
+async def has_appended(store: Store, conversation_id: str, key: str) -> bool:
+    """Return whether the log holds the append that a producer made under a key."""
+    once = store.keys(conversation_id).once
+    return bool(await store.persist(lambda: store.connection.call("HEXISTS", once, f"p:{key}")))

@@ -1,6 +1,6 @@
-"""Large texts kept beside the log, addressed by the SHA-256 of their content.
+"""Large texts stored beside the log, addressed by the SHA-256 of their content.
 
-Holds: a blob is written before the event that refers to it; what is read is checked against its address.
+Holds: a blob is written before the event that refers to it. Each blob is checked against its address when read.
 Keys: `deck:{k}:c:<id>:blob:<sha256>`.
 """
 
@@ -12,11 +12,11 @@ from broker.contract import EventT, codec
 from broker.store import Store
 
 CHUNK_BYTES = 4 << 20
-"""About how much is stored with one request, whose reply has to come in time."""
+"""Approximate size of one request: its reply must arrive in time."""
 
 
 def chunks_of(contents: Mapping[str, bytes]) -> list[dict[str, bytes]]:
-    """Divide texts among requests."""
+    """Split texts into groups, one for each request."""
     chunks: list[dict[str, bytes]] = []
     size = CHUNK_BYTES
     for sha256, content in contents.items():
@@ -41,13 +41,13 @@ class Blobs:
         await self._store.call_many(commands)
 
     async def fetch(self, conversation_id: str, addresses: list[str]) -> dict[str, bytes]:
-        """Return the blobs there are, by address."""
+        """Return the blobs that exist, by address."""
         names = self._store.keys(conversation_id)
         found = await self._store.call_many([("GET", names.blob(sha256)) for sha256 in addresses])
         return {sha256: content for sha256, content in zip(addresses, found, strict=True) if content is not None}
 
     async def whole(self, conversation_id: str, event: EventT) -> EventT:
-        """Return the event with its shortened fields whole again.
+        """Return the event with the full text of its shortened fields.
 
         Raises:
             CorruptEntry: a blob is missing or damaged.

@@ -1,8 +1,8 @@
-"""The index of conversations: what a listing shows, closing, dead letters, the record of takeovers.
+"""The index of conversations: rows of a listing, closing, dead letters, the record of takeovers.
 
-Holds: what is wrong with the hash of one conversation hides no other: a number that is none is 0, and a key of another
-type is no conversation.
-Does not: say anything that the log does not; the index is written along with it.
+Holds: damaged data of one conversation hides no other conversation. A field that is not a number counts as 0, and a key
+of another type is skipped.
+Does not: hold anything that is not in the log. `append` writes the index together with the log.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from broker.store import WRONG_TYPE, Argument, Store, texts_by_name
 SCANNED_AT_ONCE = 1_000
 MAX_DIGITS = 18
 LATEST_MS = 250_000_000_000_000
-"""In the year 9892."""
+"""A time in the year 9892."""
 LABELS_KEPT = 1_000
-"""So many different sets of labels are remembered as values."""
+"""Number of different sets of labels that are cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationRow:
-    """A conversation as a listing shows it.
+    """A conversation in a listing.
 
     Attributes:
         state: the agent's state, see `AgentState`.
         wait_reason: why it waits, or empty.
-        owner: the worker that works on it, or empty.
-        labels: what a producer has written on it.
-        tenant: whose it is, or empty.
-        not_before: when it begins, by the store's clock when it was submitted; None: it does not wait.
-        fields: everything else its owner shows: iterations, cost_usd, prompt_tokens, model, …
+        owner: the worker that owns it, or empty.
+        labels: labels set by a producer.
+        tenant: its tenant, or empty.
+        not_before: its start time, by the store's clock at submission; None if it is not scheduled.
+        fields: all other fields set by its owner: iterations, cost_usd, prompt_tokens, model, …
     """
 
     conversation_id: str
@@ -59,18 +59,18 @@ class ConversationRow:
 
     @property
     def model(self) -> str:
-        """The model that has answered last, or empty."""
+        """The model that answered last, or empty."""
         return self.fields.get("model", "")
 
     @property
     def cost_usd(self) -> float:
-        """What it has cost so far."""
+        """Its cost so far, in USD."""
         return _usd(self.fields.get("cost_usd", ""))
 
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """One conversation, or one action of it, taken over from a dead worker."""
+    """A conversation, or one action of it, that was taken over from a dead worker."""
 
     conversation_id: str
     action_id: int | None
@@ -81,7 +81,7 @@ class Takeover:
 
 @dataclass(frozen=True, slots=True)
 class Glimpse:
-    """The part of a row by which conversations are chosen."""
+    """The part of a row that a selection compares."""
 
     state: str
     wait_reason: str
@@ -93,14 +93,14 @@ class Glimpse:
 
 @dataclass(slots=True)
 class Progress:
-    """How far a conversation has got; as made, before the first look.
+    """The progress of a conversation. The defaults stand for a conversation that has not been read yet.
 
     Attributes:
-        state: see `AgentState`; empty: not known yet.
-        worker: the one that holds it now; empty: none.
-        tokens: of prompts and completions.
-        created_ms: when it was created, in Unix milliseconds; two conversations under one id differ in it.
-        updated_ms: when an event was appended last.
+        state: see `AgentState`; empty if not known yet.
+        worker: its current owner; empty if it has none.
+        tokens: prompt and completion tokens.
+        created_ms: creation time in Unix milliseconds. It tells apart two conversations that had the same id.
+        updated_ms: time of the last append, in Unix milliseconds.
     """
 
     last_id: int = 0
@@ -114,7 +114,7 @@ class Progress:
     updated_ms: int = 0
 
     def copy(self, other: Progress) -> None:
-        """Take over the values of another."""
+        """Copy all values from another."""
         for field_ in fields_of(self):
             setattr(self, field_.name, getattr(other, field_.name))
 
@@ -126,7 +126,7 @@ class Conversations:
         self._store = store
 
     async def recent(self, *, limit: int = 50) -> list[ConversationRow]:
-        """Return up to `limit` conversations, the newest first."""
+        """Return up to `limit` conversations, newest first."""
         commands = [("ZREVRANGE", names.index, 0, limit - 1, "WITHSCORES") for names in self._store.all_shards]
         replies = await self._store.call_many(commands)
         scored = [(float(flat[i + 1]), flat[i]) for flat in replies for i in range(0, len(flat), 2)]
@@ -134,12 +134,12 @@ class Conversations:
         return await self.rows(ids)
 
     async def count(self) -> int:
-        """Return how many conversations there are."""
+        """Return the number of conversations."""
         commands = [("ZCARD", names.index) for names in self._store.all_shards]
         return sum(await self._store.call_many(commands))
 
     async def beginning_with(self, prefix: str, *, limit: int) -> list[ConversationRow]:
-        """Return the conversations whose ids begin so, in order of their ids, and at most `limit` of them.
+        """Return up to `limit` ids of conversations that start with a prefix, sorted.
 
         Args:
             prefix: letters, digits, `-` and `_`.
@@ -156,22 +156,22 @@ class Conversations:
         return await self.rows(sorted(found)[:limit])
 
     async def rows(self, conversation_ids: Sequence[str]) -> list[ConversationRow]:
-        """Return those of the conversations that exist, in the order of the ids."""
+        """Return the rows of the conversations that exist, in the order of the ids."""
         rows = await self._rows(conversation_ids)
         return [row for row in rows if row is not None]
 
     async def glimpses(self, conversation_ids: Sequence[str]) -> list[Glimpse | None]:
-        """Return what is asked about conversations before they are shown; None for those that do not exist."""
+        """Return the parts of the rows that a selection compares; None for a conversation that does not exist."""
         replies = await self._replies([("HMGET", self._store.keys(cid).meta, *_GLIMPSE) for cid in conversation_ids])
         return [_glimpse(reply) if reply else None for reply in replies]
 
     async def progress(self, conversation_ids: Sequence[str]) -> list[Progress | None]:
-        """Return how far conversations have got; None for those that do not exist."""
+        """Return the progress of conversations; None for each that does not exist."""
         replies = await self._replies([("HMGET", self._store.keys(cid).meta, *_PROGRESS) for cid in conversation_ids])
         return [_progress(reply) if reply else None for reply in replies]
 
     async def row(self, conversation_id: str) -> ConversationRow:
-        """Return one conversation.
+        """Return the row of one conversation.
 
         Raises:
             UnknownConversation: no such conversation.
@@ -182,21 +182,21 @@ class Conversations:
         return row
 
     async def close(self, conversation_id: str) -> None:
-        """Refuse every further event and end the workspace's processes. Idempotent."""
+        """Refuse all further events and end the processes of the workspace. Idempotent."""
         await self._call("deck_close", conversation_id)
 
     async def requeue(self, conversation_id: str) -> None:
-        """Give a dead letter another chance. Idempotent."""
+        """Retry a dead letter. Idempotent."""
         await self._call("deck_requeue", conversation_id)
 
     async def dead_letters(self) -> list[str]:
-        """Return the conversations that crashed three workers in a row, the oldest first."""
+        """Return the conversations that crashed three workers in a row, oldest first."""
         commands = [("ZRANGE", names.dead, 0, -1) for names in self._store.all_shards]
         replies = await self._store.call_many(commands)
         return [cid.decode(errors="backslashreplace") for reply in replies for cid in reply]
 
     async def takeovers(self) -> list[Takeover]:
-        """Return the latest takeovers, at most about 10,000 a shard, in order within a shard."""
+        """Return the latest takeovers, at most about 10,000 per shard, in order within a shard."""
         found = []
         for names in self._store.all_shards:
             key = names.takeovers
@@ -226,7 +226,7 @@ class Conversations:
         return [_row(cid, flat) for cid, flat in zip(ids, replies, strict=True)]
 
     async def _replies(self, commands: Sequence[tuple[Argument, ...]]) -> list[list[Any]]:
-        """Return what commands answer; nothing where a key is of another type."""
+        """Return the replies to commands; an empty list where a key has another type."""
         try:
             found: list[list[Any]] = await self._store.persist(lambda: self._store.connection.call_many(commands))
         except StoreRefused as error:
@@ -313,7 +313,7 @@ def _usd(text: str) -> float:
 
 
 def _row(conversation_id: str, flat: list[bytes]) -> ConversationRow | None:
-    # Only what is shown is decoded: a page has hundreds of rows, each with a dozen fields that are not.
+    # Decode only the fields that are shown: a page has hundreds of rows, each with a dozen fields that are not.
     found = dict(zip(flat[::2], flat[1::2], strict=True))
     if b"last_id" not in found:
         return None
@@ -356,9 +356,9 @@ def _moment(raw: bytes) -> datetime:
 
 @lru_cache(maxsize=LABELS_KEPT)
 def _labels_in(text: str) -> Mapping[str, str]:
-    """Return labels from their JSON; conversations of one run have the same."""
+    """Parse labels from JSON. Cached, because all conversations of one run have the same labels."""
     try:
         found = json.loads(text) if text else {}
-    except (ValueError, RecursionError):  # a damaged hash concerns no other conversation
+    except (ValueError, RecursionError):  # a damaged hash must not fail the whole listing
         return MappingProxyType({})
     return MappingProxyType({str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {})

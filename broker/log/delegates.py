@@ -1,4 +1,4 @@
-"""The ids of delegates, which follow from their parent's id and the action that asks for them."""
+"""The ids of delegates, derived from the parent's id and the action that starts the delegate."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ ID_CHARS = 24
 
 
 def delegate_conversation(parent_id: str, delegate_id: int) -> str:
-    """Return the id of the conversation that an action's delegate is, always the same."""
+    """Return the id of the delegate that an action starts. Always the same for the same action."""
     return "d" + sha256(f"{parent_id}:{delegate_id}".encode()).hexdigest()[:ID_CHARS]

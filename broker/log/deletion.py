@@ -1,17 +1,16 @@
-"""How a conversation is forgotten: the log, and everything that is kept with it.
+"""Deletes a conversation: its log and everything stored with it.
 
-Holds: a conversation is there as a whole, or closed and listed until its deletion is repeated, or gone; a kill between
-two steps leaves no key that nothing names. Only a log that ends where its reader has found it settled is deleted, and
-none that a worker has in hand.
-Does not: find a blob whose event was never appended; delete delegates or checkpoints, nor keys that expire by
-themselves within ten minutes. Under the id of a deleted conversation, another can begin.
+Holds: a conversation is whole, or closed and listed until its deletion is repeated, or gone. A kill between two steps
+leaves no orphaned key. A log is deleted only if it still ends at the event where the caller found it settled, and if no
+worker owns the conversation.
+Does not: find a blob whose event was never appended; delete delegates, checkpoints, or keys that expire within ten
+minutes. A new conversation may use the id of a deleted one.
 Keys: those of a conversation, see `broker.store.keys`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 from broker.contract import codec
@@ -23,11 +22,11 @@ READ_BATCH = 500
 KEYS_AT_ONCE = 200
 POLL_SECONDS = 0.05
 RELEASE_LIMIT_SECONDS = 45.0
-"""How long an owner may have a settled conversation in hand; it gives up one that rests after 30 s."""
+"""How long an owner may keep a settled conversation; it releases an idle one after 30 s."""
 
 
 class NotDeleted(DeckhandsError):
-    """A conversation is in use, and was not deleted."""
+    """A conversation is in use and was not deleted."""
 
     code = "not_deleted"
     retryable = True
@@ -40,24 +39,27 @@ class Deletion:
         self._store = store
 
     async def delete(self, conversation_id: str, *, last_id: int, limit_seconds: float = RELEASE_LIMIT_SECONDS) -> None:
-        """Delete a settled conversation and its keys. Idempotent: one that is half deleted is deleted by a repetition.
+        """Delete a settled conversation and its keys. Idempotent: repeat the call to complete an interrupted deletion.
 
-        Its workspace's processes are ended, and its files are removed by the node as those of a closed one.
+        Ends the processes of its workspace. The node removes the files, as for a closed conversation.
 
         Args:
-            last_id: the event at which it was settled.
-            limit_seconds: how long to wait for its owner to give it up.
+            last_id: the event at which it settled.
+            limit_seconds: how long to wait until its owner releases it.
 
         Raises:
-            UnknownConversation: no such conversation; it may have been deleted by an earlier call.
-            NotDeleted: its log has grown, or a worker still has it in hand. Nothing was changed.
+            UnknownConversation: no such conversation; an earlier call may have deleted it.
+            NotDeleted: its log has grown, or a worker still owns it. Nothing was changed.
         """
         await self.begin(conversation_id, last_id=last_id, limit_seconds=limit_seconds)
         names = self._store.keys(conversation_id)
         after = 0
-        while batch := await self._entries(names.events, after):
+        while True:
+            batch = await self._store.call("XRANGE", names.events, f"{after + 1}-0", "+", "COUNT", READ_BATCH)
+            if not batch:
+                break
             after += len(batch)
-            doomed = sorted({key for entry in batch for key in self._kept_with(conversation_id, entry)})
+            doomed = sorted({key for _, fields in batch for key in self._kept_with(conversation_id, fields[-1])})
             for at in range(0, len(doomed), KEYS_AT_ONCE):
                 commands = [("UNLINK", key) for key in doomed[at : at + KEYS_AT_ONCE]]
                 await self._store.call_many(commands)
@@ -67,35 +69,28 @@ class Deletion:
         await self._call("deck_end_deletion", conversation_id)
 
     async def begin(self, conversation_id: str, *, last_id: int, limit_seconds: float = RELEASE_LIMIT_SECONDS) -> None:
-        """Let a conversation take no more events until `delete` forgets it; takes and raises what that does."""
+        """Close a conversation for its deletion, which `delete` completes. Same arguments and errors as `delete`."""
         clock = self._store.clock
         deadline = clock.monotonic() + limit_seconds
         while True:
             outcome = await self._call("deck_begin_deletion", conversation_id, last_id)
             if outcome[0] == "news":
-                raise NotDeleted(
-                    f"The conversation {conversation_id} has continued meanwhile.", remedy="Cancel it first."
-                )
+                raise NotDeleted(f"The conversation {conversation_id} has new events.", remedy="Cancel it first.")
             if outcome[0] != "owned":
                 return
             if clock.monotonic() > deadline:
                 raise NotDeleted(
-                    f"The conversation {conversation_id} is still in the hands of {outcome[1].decode()}.",
+                    f"The conversation {conversation_id} is still owned by {outcome[1].decode()}.",
                     remedy="Delete it again in a minute.",
                 )
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _entries(self, events: str, after: int) -> Sequence[bytes]:
-        command = ("XRANGE", events, f"{after + 1}-0", "+", "COUNT", READ_BATCH)
-        found = await self._store.call(*command)
-        return [fields[-1] for _, fields in found]
-
     def _kept_with(self, conversation_id: str, entry: bytes) -> list[str]:
-        """Return the keys that an event names: of its large texts, and of the file that the workspace begins with."""
+        """Return the keys that an event refers to: its large texts, and the file that its workspace is filled from."""
         names = self._store.keys(conversation_id)
         try:
             wire = codec.decode_wire(entry)
-        except (CorruptEntry, StoreTooNew):  # what it named cannot be known, and must not keep the rest
+        except (CorruptEntry, StoreTooNew):  # the references of an unreadable event are unknown; delete the rest
             return []
         blobs, workspace = wire.get("blobs"), wire.get("workspace")
         source = workspace.get("source") if isinstance(workspace, dict) else None

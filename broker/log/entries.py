@@ -1,24 +1,29 @@
-"""Entries of a log as the store hands them out: an id, and one field with the bytes of the event.
+"""Reads entries of a log: an id, and one field with the bytes of the event.
 
-Holds: an entry that is not the one expected, or cannot be read, is named by the event it should be.
+Holds: an error about a missing or unreadable entry names the event that was expected.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from broker.contract import Event, codec
 from broker.runtime import CorruptEntry, StoreTooNew
+from broker.store import Store
+
+BATCH = 32
+
+E = TypeVar("E", bound=Event)
 
 
 @dataclass(frozen=True, slots=True)
 class NewEvents:
-    """What an owner reads after a notification.
+    """The events that an owner reads after a notification.
 
     Attributes:
-        is_watched: somebody looks on while replies are written; see `live_text`.
-        checksum: of the last event there is.
+        is_watched: a client watches replies as they are written; see `live_text`.
+        checksum: checksum of the last event in the log.
     """
 
     events: list[Event]
@@ -27,13 +32,13 @@ class NewEvents:
 
 
 def decoded(entry_id: bytes, fields: list[Any], expected_id: int, decode: codec.Decoder = codec.decode) -> Event:
-    """Return the event of an entry that is to be the one with the expected id.
+    """Parse the entry that must hold the event with the expected id.
 
     Args:
-        decode: `codec.decode_any` for those who only show events.
+        decode: pass `codec.decode_any` if events are only displayed.
 
     Raises:
-        CorruptEntry, StoreTooNew: it is another, or cannot be read; both name the event.
+        CorruptEntry, StoreTooNew: the entry has another id, or cannot be read. The message names the event.
     """
     if entry_id != b"%d-0" % expected_id:
         found = entry_id.partition(b"-")[0].decode()
@@ -50,13 +55,33 @@ def decoded(entry_id: bytes, fields: list[Any], expected_id: int, decode: codec.
 
 def _only_field(fields: list[Any]) -> bytes:
     if len(fields) != 2 or fields[0] != b"e":
-        raise CorruptEntry("Its entry has not the one field that an event has.")
+        raise CorruptEntry("Its entry does not have exactly the field of an event.")
     entry: bytes = fields[1]
     return entry
 
 
 def is_at(entries: list[Any], event_id: int, checksum: str) -> bool:
-    """Say whether the first of these entries is the event that somebody knows by its id and, unless empty, checksum."""
+    """Return whether the first of these entries has this id and, unless empty, this checksum."""
     if not entries or entries[0][0] != b"%d-0" % event_id:
         return False
     return not checksum or codec.checksum_of(entries[0][1][-1]) == checksum
+
+
+async def find_latest_event(store: Store, conversation_id: str, kind: type[E]) -> E | None:
+    """Return the latest event of a class; None if there is none. Reads backwards from the end of the log.
+
+    Raises:
+        CorruptEntry: a later entry is damaged. The message names the event.
+    """
+    stream, end = store.keys(conversation_id).events, "+"
+    while True:
+        batch = await store.call("XREVRANGE", stream, end, "-", "COUNT", BATCH)
+        event_id = 0
+        for entry_id, fields in batch:
+            event_id = int(entry_id.partition(b"-")[0])
+            event = decoded(entry_id, fields, event_id, codec.decode_any)
+            if isinstance(event, kind):
+                return event
+        if len(batch) < BATCH or event_id == 1:
+            return None
+        end = f"{event_id - 1}-0"

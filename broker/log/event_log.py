@@ -1,8 +1,10 @@
 """The log of each conversation: append, read, tail, fork.
 
-Holds: event ids are 1, 2, 3 … without gaps; everything goes through the function `append`, whose outcomes are types
-(`append_outcomes`); an append whose reply is lost is repeated until its outcome is known, and is not written twice.
-An event is known by its id and its checksum: a store that lost a log's end gives the ids to others (`lost_tails`).
+Holds: event ids are 1, 2, 3 … without gaps. All writes use the function `append`; its outcomes are types
+(`append_call`). If the reply to an append is lost, the call is repeated until its outcome is known; the events are
+written once. An id and a checksum identify an event, because a store that lost the end of a log assigns its ids again
+(`lost_tails`).
+An event is masked once; an append masks it again only if the secrets have changed since.
 Does not: trim a live log.
 Keys: `deck:{k}:c:<id>:events`, and the conversation's blobs.
 """
@@ -11,22 +13,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from broker.contract import ConversationCreated, Event, Ownership, Start, codec, replace_surrogates
 from broker.log.admission import check_reply, open_elsewhere
-from broker.log.append_call import Condition, Creator, Entry, Owner, Producer, ToolWriter, Writer, append_arguments
-from broker.log.append_outcomes import Appended as Appended  # noqa: PLC0414  (callers get them from here)
-from broker.log.append_outcomes import Closed as Closed  # noqa: PLC0414
-from broker.log.append_outcomes import Conflict as Conflict  # noqa: PLC0414
-from broker.log.append_outcomes import Duplicate as Duplicate  # noqa: PLC0414
-from broker.log.append_outcomes import Fenced as Fenced  # noqa: PLC0414
-from broker.log.append_outcomes import Lost as Lost  # noqa: PLC0414
-from broker.log.append_outcomes import Outcome as Outcome  # noqa: PLC0414
-from broker.log.append_outcomes import outcome_of
+from broker.log.append_call import (
+    Appended,
+    Closed,
+    Condition,
+    Conflict,
+    Creator,
+    Duplicate,
+    Entry,
+    Lost,
+    Outcome,
+    Owner,
+    Producer,
+    ToolWriter,
+    Writer,
+    append_arguments,
+    outcome_of,
+)
 from broker.log.blobs import Blobs, chunks_of
 from broker.log.entries import NewEvents, decoded, is_at
 from broker.log.follower import Follower
-from broker.log.masked import NOTHING_MASKED, NOTHING_TO_HIDE, Masked
 from broker.log.status import adopted, listed_at_first
 from broker.runtime import (
     ConversationMoved,
@@ -43,11 +53,38 @@ from broker.store import Store
 
 READ_BATCH = 1_000
 MOST_LOOK_UPS = 8
-"""How often an append looks the secrets up again, because they have changed since."""
+"""How often an append reads the secrets again because they have changed."""
+
+
+NOTHING_TO_HIDE = Masker()
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """Events with masked secrets, and the masker that was used."""
+
+    events: tuple[Event, ...]
+    masker: Masker
+
+    @classmethod
+    async def of(cls, events: Sequence[Event], masker: Masker) -> Masked:
+        """Mask events."""
+        if not masker:
+            return cls(tuple(events), masker)
+        wires = await asyncio.to_thread(lambda: [masker.wire(event.wire()) for event in events])
+        found = [codec.event_from_wire(wire, event.id) for wire, event in zip(wires, events, strict=True)]
+        return cls(tuple(found), masker)
+
+    def has(self, position: int, masker: Masker) -> bool:
+        """Return whether these include the event at a position of the append, masked with the same secrets."""
+        return position < len(self.events) and masker.values == self.masker.values
+
+
+NOTHING_MASKED = Masked((), NOTHING_TO_HIDE)
 
 
 class EventLog:
-    """The logs of a store; `secrets` are hidden before anything is written, None: for a reader."""
+    """The logs of a store. `secrets` are masked in everything written; pass None for a reader."""
 
     def __init__(self, store: Store, secrets: Secrets | None = None) -> None:
         self.store = store
@@ -55,18 +92,18 @@ class EventLog:
         self.blobs = Blobs(store)
 
     async def mask(self, conversation_id: str, events: Sequence[Event]) -> Masked:
-        """Return events as they are written, for an owner who folds them before; see `append_as_owner`."""
+        """Mask the secrets in events, for an owner that folds them before `append_as_owner`."""
         if self.secrets is not None and self.secrets.may_be_forgotten(conversation_id):
             await self.secrets.look_up(conversation_id)
         masker, _ = await self._checked_masker(conversation_id)
         return await Masked.of(events, masker)
 
     async def masker(self, conversation_id: str) -> Masker:
-        """Return what hides the conversation's secrets in what is written of it."""
+        """Return the masker of the conversation's secrets."""
         return await self.secrets.masker(conversation_id) if self.secrets is not None else NOTHING_TO_HIDE
 
     async def _checked_masker(self, conversation_id: str) -> tuple[Masker, KnownValues | None]:
-        """Return what hides the secrets for an append, and what the store is to check, see `Secrets.checked_masker`."""
+        """Return the masker for an append and the secret values to check, see `Secrets.checked_masker`."""
         if self.secrets is None:
             return NOTHING_TO_HIDE, None
         return await self.secrets.checked_masker(conversation_id)
@@ -81,19 +118,19 @@ class EventLog:
         awaited: str = "",
         start: Start | None = None,
     ) -> Appended | Duplicate:
-        """Begin a conversation.
+        """Create a conversation.
 
         Args:
             created: its first event.
-            events: what follows at once, usually the first message.
-            key: idempotency key; the same key for the same id is a `Duplicate`.
-            node: where its workspace is to be; empty: wherever its first action is taken up.
-            awaited: who waits for its end, see `awaited`; empty: nobody.
-            start: when it may begin; None: at once.
+            events: further events of the same append, usually the first message.
+            key: idempotency key; the same key for the same id gives a `Duplicate`.
+            node: the node of its workspace; empty for the node that claims its first action.
+            awaited: the caller to notify of its end: `celery` or `stream:<name>`; empty for none.
+            start: when it may start; None for at once.
 
         Raises:
-            UsageError: the id cannot be used, or is taken by another conversation.
-            AdmissionRefused: it may not begin now; a delegate always may.
+            UsageError: the id is invalid, or another conversation has it.
+            AdmissionRefused: it may not start now. Never raised for a delegate.
         """
         creator = Creator(key or new_key(), created.workspace.pool, awaited, start=start)
         return await self._create([created, *events], creator, answers={}, node=node)
@@ -132,22 +169,22 @@ class EventLog:
         dispatch: Iterable[int] = (),
         fields: Mapping[str, str | int | float] | None = None,
     ) -> Appended | Duplicate | Closed:
-        """Append as a producer: a person, a client, another conversation.
+        """Append as a producer: a user, a client or another conversation.
 
         Args:
             conversation_id: an existing conversation.
-            events: at least one; appended together.
-            key: idempotency key; without one, a new one is made, which makes this call repeatable but no other.
-            quiet: notify nobody.
-            condition: on which they are appended.
-            seen_id: the event that has to be the last one; None: any.
+            events: one or more; appended together.
+            key: idempotency key. Without one, a new key is made, which covers only retries within this call.
+            quiet: send no notification.
+            condition: condition for the append.
+            seen_id: required id of the last event; None for any.
             dispatch: positions in `events` of actions for a tool worker that no step waits for.
-            fields: what the index remembers along with them.
+            fields: fields of the index to set in the same step.
 
         Raises:
             UnknownConversation: no such conversation.
             ConversationBusy: the condition is not met; nothing was written.
-            ConversationMoved: the last event is another one; nothing was written.
+            ConversationMoved: the last event has another id; nothing was written.
         """
         writer = Producer(key or new_key(), condition, quiet, seen_id)
         outcome = await self._append(conversation_id, writer, events, dispatch=frozenset(dispatch), fields=fields)
@@ -159,11 +196,11 @@ class EventLog:
     async def append_observation(
         self, conversation_id: str, observation: Event, *, worker_id: str, place: str = "", checksum: str = ""
     ) -> Appended | Duplicate | Closed:
-        """Append the one observation of the action `observation.cause`, as a tool worker.
+        """Append the observation of the action `observation.cause`, as a tool worker. An action gets exactly one.
 
         Args:
-            place: the action's entry, `<stream>|<entry>`, acknowledged in the same step whatever the outcome.
-            checksum: of the action that was carried out; empty: whatever the log has under its number.
+            place: the action's entry, `<stream>|<entry>`. It is acknowledged in the same step, whatever the outcome.
+            checksum: checksum of the action that ran; empty to accept any event with its id.
 
         Raises:
             EventsLost: the log does not hold that action.
@@ -190,19 +227,19 @@ class EventLog:
         cancels: Sequence[int] = (),
         fields: Mapping[str, str | int | float] | None = None,
     ) -> Outcome:
-        """Append what the owner decided from the log up to `expected_last_id`.
+        """Append the events that the owner decided from the log up to `expected_last_id`.
 
         Args:
-            checksum: of the event `expected_last_id`; empty: whatever the log has under its number.
-            masked: what `events` begin with, see `mask`; if the conversation has got a secret since, that is a
-                `Conflict`: what was folded is not what may be written.
-            dispatch: positions in `events` of actions to be put on their action stream at once.
-            answers: position in `events` → the runnable action that this observation settles.
-            cancels: ids of running actions to be stopped; 0: all programs of the workspace.
-            fields: what a listing shows of the conversation.
+            checksum: checksum of the event `expected_last_id`; empty to accept any event with that id.
+            masked: masked copies of the first of `events`, see `mask`. If the conversation has a new secret since, the
+                outcome is `Conflict`, because the folded events must not be written.
+            dispatch: positions in `events` of actions that go to their action stream at once.
+            answers: position in `events` → id of the runnable action that this observation settles.
+            cancels: ids of running actions to stop; 0 stops all programs of the workspace.
+            fields: fields of the conversation in a listing.
 
         Raises:
-            EventsLost: the log ends before `expected_last_id`, or holds another event under that number.
+            EventsLost: the log ends before `expected_last_id`, or holds another event with that id.
         """
         outcome = await self._append(
             ownership.conversation_id,
@@ -225,10 +262,10 @@ class EventLog:
         """Return the events with ids above `after`, up to and including `until`, in order.
 
         Args:
-            decode: `decode_any` for those who only show them.
+            decode: pass `decode_any` if events are only displayed.
 
         Raises:
-            CorruptEntry: an entry is damaged or missing; names the event.
+            CorruptEntry: an entry is damaged or missing. The message names the event.
             UnknownConversation: no such conversation.
         """
         pages = self.pages(conversation_id, after=after, until=until, decode=decode)
@@ -237,9 +274,10 @@ class EventLog:
     async def pages(
         self, conversation_id: str, *, after: int = 0, until: int | None = None, decode: codec.Decoder = codec.decode
     ) -> AsyncGenerator[list[Event], None]:
-        """Yield the events that `read` returns, a thousand at a time; raises the same."""
+        """Yield the events that `read` returns, in pages of a thousand. Raises the same errors."""
         stream = self.store.keys(conversation_id).events
-        end, last_id = "+" if until is None else f"{until}-0", after
+        end = "+" if until is None else f"{until}-0"
+        last_id = after
         while True:
             batch = await self.store.call("XRANGE", stream, f"{last_id + 1}-0", end, "COUNT", READ_BATCH)
             if batch:
@@ -252,10 +290,10 @@ class EventLog:
             await self.last_id(conversation_id)
 
     async def read_new(self, ownership: Ownership, *, after: int, checksum: str = "") -> NewEvents:
-        """Return the events above `after`, for its owner, and let later appends notify it again.
+        """Return the events above `after` for the owner, and enable its next notification.
 
         Args:
-            checksum: of the event `after`; empty: whatever the log has under its number.
+            checksum: checksum of the event `after`; empty to accept any event with that id.
 
         Raises:
             EventsLost: the log does not hold that event.
@@ -284,11 +322,11 @@ class EventLog:
     async def tail(
         self, conversation_id: str, *, after: int = 0, decode: codec.Decoder = codec.decode
     ) -> AsyncIterator[Event]:
-        """Yield the events above `after`, then each new one as it is appended; never ends by itself; see `read`.
+        """Yield the events above `after`, then each new event when it is appended. Never ends by itself. See `read`.
 
         Raises:
-            UnknownConversation: no such conversation, or no longer.
-            EventsLost: the log ends before `after`, or does not hold an event that has been yielded.
+            UnknownConversation: the conversation does not exist, or was deleted meanwhile.
+            EventsLost: the log ends before `after`, or no longer holds an event that was yielded.
         """
         follower = Follower(self.store, conversation_id, after)
         try:
@@ -313,12 +351,12 @@ class EventLog:
         return int(found)
 
     async def moves(self, conversation_id: str) -> int:
-        """Return how often the workspace was taken off a lost node."""
+        """Return how often the workspace was moved away from a lost node."""
         meta = self.store.keys(conversation_id).meta
         return int(await self.store.call("HGET", meta, "moves") or 0)
 
     async def is_answered(self, conversation_id: str, action_id: int) -> bool:
-        """Say whether an action has its observation, or never will because its conversation is gone."""
+        """Return whether an action has its observation, or can never get one because its conversation is gone."""
         names = self.store.keys(conversation_id)
         commands = [("HGET", names.once, f"o:{action_id}"), ("HGET", names.meta, "last_id")]
         answer, last_id = await self.store.call_many(commands)
@@ -330,7 +368,8 @@ class EventLog:
         Raises:
             CorruptEntry: there is no such event.
         """
-        stream, name = self.store.keys(conversation_id).events, f"{event_id}-0"
+        stream = self.store.keys(conversation_id).events
+        name = f"{event_id}-0"
         found = await self.store.call("XRANGE", stream, name, name)
         if not found:
             raise CorruptEntry(f"Event {event_id} is missing from the log.")
@@ -338,9 +377,9 @@ class EventLog:
         return entry
 
     async def fork(self, source_id: str, target: ConversationCreated, *, at: int) -> Appended | Duplicate:
-        """Begin a conversation with the events 2 to `at` of another; `target` takes the place of the first.
+        """Create a conversation with events 2 to `at` of another one. `target` replaces event 1.
 
-        Idempotent: the same target id and point give the same conversation.
+        Idempotent: the same target id and `at` give the same conversation.
 
         Raises:
             UsageError: `at` is not an event of the source.
@@ -355,18 +394,18 @@ class EventLog:
         return await self.adopt(target, whole, key=f"fork:{source_id}@{at}")
 
     async def adopt(self, created: ConversationCreated, events: Sequence[Event], *, key: str) -> Appended | Duplicate:
-        """Begin a conversation with events that another log has, in this store or elsewhere.
+        """Create a conversation with the events of another log, from this store or elsewhere.
 
         Idempotent: the same id and key give the same conversation.
 
         Args:
-            events: whole, in order, with the ids from 2 on.
+            events: all events from id 2 on, in order, with the full text of their fields.
 
         Raises:
-            UsageError: the id cannot be used, or is taken by another conversation.
+            UsageError: the id is invalid, or another conversation has it.
         """
         runnable = {event.id for event in events if event.runnable}
-        # What has run there must not run again here.
+        # Actions that ran for the source must not run again here.
         answers = {n: event.cause for n, event in enumerate(events, 1) if event.cause in runnable}
         return await self._create(
             [created, *events], Creator(key, created.workspace.pool), answers=answers, fields=adopted(created, events)
@@ -390,7 +429,7 @@ class EventLog:
             if isinstance(writer, Owner) and masked.events and masked.masker.values != masker.values:
                 if self.secrets is None or self.secrets.is_known(conversation_id):
                     return Conflict(writer.seen_id)
-                await self.secrets.look_up(conversation_id)  # what `mask` knew has been forgotten
+                await self.secrets.look_up(conversation_id)  # the secrets that `mask` used were evicted
                 continue
             entries: list[Entry] = []
             is_masked = True
@@ -400,8 +439,11 @@ class EventLog:
                 data, texts = await self._entry(event, own_masker)
                 contents |= texts
                 answered = answers.get(position) if answers else None
-                entries.append(Entry(data, _route(event) if position in dispatch else "", answered))
-            # What is kept beside the log is written before the store can refuse the append.
+                route = ""
+                if position in dispatch:
+                    route = f"pool:{event.pool_wanted}" if event.pool_wanted else "1"
+                entries.append(Entry(data, route, answered))
+            # Blobs are written before the append, although the store may still refuse it.
             for chunk in chunks_of(contents):
                 if (await self.masker(conversation_id)).values != masker.values:
                     is_masked = False
@@ -420,15 +462,11 @@ class EventLog:
         raise StoreError(f"The secrets of {conversation_id} change faster than they can be read.")
 
     async def _entry(self, event: Event, masker: Masker) -> tuple[bytes, dict[str, bytes]]:
-        """Return the bytes of an event, and the long texts to keep beside the log by their addresses."""
+        """Return the bytes of an event, and its long texts by their blob addresses."""
         wire = event.wire()
         if masker:
-            # A megabyte takes a tenth of a second; other conversations continue meanwhile.
+            # Masking a megabyte takes 0.1 s. A thread keeps other conversations running.
             wire = await asyncio.to_thread(masker.wire, wire)
         if event.timestamp is None:
             wire["timestamp"] = self.store.clock.now().isoformat()
         return codec.to_entry(wire)
-
-
-def _route(event: Event) -> str:
-    return f"pool:{event.pool_wanted}" if event.pool_wanted else "1"

@@ -1,6 +1,6 @@
-"""Conversations that have not begun in time: what is written into their logs, by the first worker that notices.
+"""Ends conversations that did not start in time. The first worker that notices one appends its end.
 
-Holds: one that has begun is left alone, because the store decides it in the append. Repeating it is harmless.
+Holds: a conversation that has started is left alone, because the store checks this in the append. Idempotent.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ _log = logging.getLogger(__name__)
 
 
 async def expire(log: EventLog, conversation_ids: Iterable[str]) -> None:
-    """End conversations that wait to begin and whose time is over. Idempotent; raises nothing."""
+    """End scheduled conversations whose time limit has passed. Idempotent; raises nothing."""
     for conversation_id in conversation_ids:
         try:
-            with suppress(ConversationBusy, UnknownConversation):  # it has begun, or is gone
+            with suppress(ConversationBusy, UnknownConversation):  # it has started, or is gone
                 await _expire(log, conversation_id)
-        except (DeckhandsError, ValueError):  # damaged keys of one conversation concern no other
-            _log.exception(
-                "conversation %s cannot be ended, though it has expired", conversation_id, extra=about(conversation_id)
-            )
+        except (DeckhandsError, ValueError):  # damaged keys of one conversation must not affect others
+            _log.exception("cannot end the expired conversation %s", conversation_id, extra=about(conversation_id))
 
 
 async def _expire(log: EventLog, conversation_id: str) -> None:

@@ -1,4 +1,4 @@
-"""A log as text: one event a line, as `deckhands export` writes it and a replay reads it."""
+"""A log as text with one event per line, as `deckhands export` writes it and a replay reads it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from broker.runtime import CorruptEntry, UnknownKind
 
 
 def event_line(event: Event) -> str:
-    """Return an event as one line of JSON in ASCII."""
+    """Return an event as one line of ASCII JSON."""
     return json.dumps(event.export())
 
 
 def event_from_export(fields: Any) -> Event:
-    """Turn the object that `Event.export` made back into the event.
+    """Return the event from an object that `Event.export` made.
 
     Raises:
-        CorruptEntry: fields are missing or do not fit.
+        CorruptEntry: fields are missing or invalid.
         UnknownKind: this version does not know the kind.
     """
     if not isinstance(fields, dict) or not isinstance(fields.get("id"), int):
@@ -31,13 +31,13 @@ def event_from_export(fields: Any) -> Event:
 
 
 def events_from_lines(lines: Iterable[str], *, source: str) -> list[Event]:
-    """Read a log; lines that hold a summary, as `run --json` ends with, are left out.
+    """Parse a log. Lines with a summary, such as the last one of `run --json`, are skipped.
 
     Args:
-        source: what the lines are of, for errors.
+        source: source of the lines, for errors.
 
     Raises:
-        CorruptEntry: a line is not an event, or not the next one; names it.
+        CorruptEntry: a line is not an event, or not the next one. The message names the line.
     """
     events: list[Event] = []
     for number, line in enumerate(lines, 1):
@@ -49,6 +49,6 @@ def events_from_lines(lines: Iterable[str], *, source: str) -> list[Event]:
         except (ValueError, CorruptEntry, UnknownKind) as error:
             raise CorruptEntry(f"Line {number} of {source} is not an event: {error}") from error
         if event.id != len(events) + 1:
-            raise CorruptEntry(f"Line {number} of {source} holds event {event.id} where {len(events) + 1} belongs.")
+            raise CorruptEntry(f"Line {number} of {source} has event {event.id} where {len(events) + 1} is expected.")
         events.append(event)
     return events

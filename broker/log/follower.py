@@ -1,7 +1,7 @@
-"""Reading a log as it grows, and noticing when it is no longer the log that was read.
+"""Follows a log as it grows, and detects the loss of events that were read.
 
-Holds: between two entries that are handed out none is missing, and what was handed out before is still in the log. A
-store can lose the end of a log only while nobody is connected, so that is looked at after each new connection.
+Holds: no event is missing between two entries returned, and all entries returned before are still in the log. A store
+can lose the end of a log only while all connections are closed, so the reader checks after each new connection.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BATCH = 100
 
 
 class Follower:
-    """One reader of one log.
+    """A reader of one log.
 
     Args:
         after: the last event that the reader knows.
@@ -33,21 +33,23 @@ class Follower:
         self._connects = 0
 
     async def begin(self) -> None:
-        """Make sure that the log goes as far as the reader knows; raises what `read` does."""
+        """Check that the log holds the event `after`. Raises the same errors as `read`."""
         await check_remembered(self._store, self._conversation_id, self._after)
 
     async def read(self) -> list[tuple[bytes, list[Any]]]:
-        """Wait up to five seconds and return the next entries with their ids, in order; none if there are none.
+        """Wait up to five seconds and return the next entries with their ids, in order; empty if there are none.
 
         Raises:
-            UnknownConversation: no such conversation, or no longer.
-            EventsLost: the log does not hold the last event that was handed out, or ends before `after`.
+            UnknownConversation: the conversation does not exist, or was deleted meanwhile.
+            EventsLost: the log no longer holds the last event that was returned, or ends before `after`.
         """
         stream = self._store.keys(self._conversation_id).events
-        block_ms = int(BLOCK_SECONDS * 1000 * shortened())  # thousands that began together would hold up each other
+        # jitter: readers that started together must not all ask at once
+        block_ms = int(BLOCK_SECONDS * 1000 * shortened())
         command: tuple[Argument, ...] = ("XREAD", "COUNT", BATCH, "BLOCK", block_ms, "STREAMS")
         found = await self._store.persist(lambda: self._connection.call(*command, stream, f"{self._after}-0"))
-        if not found or self._connection.connects != self._connects:  # an emptied store has no news either
+        # a read of a log that no longer exists returns nothing either
+        if not found or self._connection.connects != self._connects:
             connects = self._connection.connects
             await check_remembered(self._store, self._conversation_id, self._after, self._checksum)
             self._connects = connects
@@ -58,19 +60,19 @@ class Follower:
         return entries
 
     async def aclose(self) -> None:
-        """Close its connection."""
+        """Close the connection."""
         await self._connection.aclose()
 
 
 async def check_remembered(store: Store, conversation_id: str, known_id: int, checksum: str = "") -> None:
-    """Make sure that the log still holds an event.
+    """Check that the log still holds an event.
 
     Args:
-        checksum: of its entry, see `codec.checksum_of`; empty: only its number is known.
+        checksum: checksum of its entry, see `codec.checksum_of`; empty if only the id is known.
 
     Raises:
-        EventsLost: it does not.
-        UnknownConversation: no such conversation, or no longer.
+        EventsLost: the log does not hold it.
+        UnknownConversation: the conversation does not exist, or was deleted.
     """
     names = store.keys(conversation_id)
     entry_id = f"{known_id}-0"

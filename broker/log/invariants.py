@@ -1,7 +1,7 @@
-"""What must be true of every log, whatever has died: the check behind the fault tests and the demo.
+"""Checks the invariants of a log. They hold after any crash; the fault tests and the demo use these checks.
 
-Holds: pure functions of a log's events; a whole log gives no violations.
-Does not: look into the store, the workspaces or the workers; what they know is passed in.
+Holds: pure functions of a log's events. A complete log gives no violations.
+Does not: read the store, the workspaces or the workers. Their facts are passed in.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def violations(
     """Check a log.
 
     Args:
-        events: the whole log in its order.
-        last_event_id: what the index says; None leaves that unchecked.
-        seen: events that were acknowledged to, or read by, somebody along the way.
-        is_over: the conversation has had its time; False for a log that is still being written.
+        events: the whole log in order.
+        last_event_id: the last id in the index; None skips this check.
+        seen: events that a writer had acknowledged, or that a reader has read.
+        is_over: the conversation should have ended; False for a log that is still being written.
     """
     stands = status_of(events)
     found = [*_gapless(events, conversation_id, last_event_id), *_durable(events, seen)]
@@ -69,12 +69,12 @@ def violations(
 
 
 def doubled_observations(events: Sequence[Event]) -> int:
-    """Return how many observations there are beyond the first of an action."""
+    """Return the number of observations beyond the first of each action."""
     return sum(count - 1 for count in _observations_by_cause(events).values())
 
 
 def lost_events(events: Sequence[Event], seen: Sequence[Event]) -> int:
-    """Return how many ids are missing below the last one, and how many events somebody has seen are not there."""
+    """Return how many ids are missing below the last one, and how many seen events are not in the log."""
     ids = {event.id for event in events}
     return max(ids, default=0) - len(ids) + sum(1 for _ in _durable(events, seen))
 
@@ -82,7 +82,7 @@ def lost_events(events: Sequence[Event], seen: Sequence[Event]) -> int:
 def _gapless(events: Sequence[Event], conversation_id: str, last_event_id: int | None) -> Iterator[Violation]:
     for expected, event in enumerate(events, 1):
         if event.id != expected:
-            yield Violation(GAPLESS, event.id, f"event {event.id} stands where event {expected} belongs")
+            yield Violation(GAPLESS, event.id, f"event {event.id} is where event {expected} belongs")
             return
     first = events[0] if events else None
     if not isinstance(first, ConversationCreated) or first.conversation_id != conversation_id:
@@ -98,9 +98,9 @@ def _durable(events: Sequence[Event], seen: Sequence[Event]) -> Iterator[Violati
     there = {event.id: event for event in events}
     for event in seen:
         if event.id not in there:
-            yield Violation(DURABLE, event.id, f"event {event.id} ({event.kind}) was seen and is not there")
+            yield Violation(DURABLE, event.id, f"event {event.id} ({event.kind}) was seen and is missing")
         elif there[event.id] != event:
-            yield Violation(DURABLE, event.id, f"event {event.id} is not what it was when it was seen")
+            yield Violation(DURABLE, event.id, f"event {event.id} has changed since it was seen")
 
 
 def _one_observation(events: Sequence[Event], *, must_be_settled: bool) -> Iterator[Violation]:
@@ -129,7 +129,7 @@ def _observations_by_cause(events: Sequence[Event]) -> Counter[int]:
 
 def _wants_observation(action: Action) -> bool:
     status = getattr(action, "confirmation_state", ConfirmationStatus.CONFIRMED)
-    # An action that waits for a confirmation is written again, under another id, when it is given or refused.
+    # After a confirmation is given or refused, the action is written again with another id.
     waits = status == ConfirmationStatus.AWAITING_CONFIRMATION
     return isinstance(action, AgentDelegateAction) or (action.runnable and not waits)
 
@@ -138,4 +138,4 @@ def _terminal(stands: Status) -> Iterator[Violation]:
     if stands.is_unanswered:
         yield Violation(TERMINAL, 0, f"a message or request got no answer (the agent is {stands.state})")
     elif not stands.is_settled and stands.state != AgentState.RATE_LIMITED:
-        yield Violation(TERMINAL, 0, f"the conversation came to rest as {stands.state}")
+        yield Violation(TERMINAL, 0, f"the conversation ended in the state {stands.state}")

@@ -1,11 +1,11 @@
-"""What a model is writing right now, for people who watch: a small stream beside the log that forgets.
+"""The text that a model is writing now, for clients that watch: a small stream beside the log whose entries expire.
 
-Keys: `…:live` (stream) has the latest pieces, `…:watched` (string) says that somebody watches; both expire.
+Keys: `…:live` (stream) holds the latest pieces; `…:watched` (string) marks that a client watches. Both expire.
 
-Holds: nothing here is ever needed: the whole reply comes in the log, once; by their places, a reader notices that
-pieces were lost, and waits for the log; nothing is written for a conversation that nobody watches; what is no piece is
-skipped.
-Does not: keep pieces longer than a minute, or promise that a watcher sees the first ones of a call that had begun.
+Holds: correctness never depends on this stream; the log gets the whole reply, once. Each piece has its position, so a
+reader detects lost pieces and waits for the log. Nothing is written for a conversation without watchers. Invalid
+entries are skipped.
+Does not: keep pieces for more than a minute, or promise the first pieces of a call that started before the watcher.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.runtime import StoreError
-from broker.store import Store
+from broker.store import Argument, Store
 
 WATCHED_SECONDS = 30.0
 KEPT_SECONDS = 60.0
@@ -31,15 +31,15 @@ _BLOCK_MS = int(BLOCK_SECONDS * 1000)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of a reply that is on its way.
+    """A piece of a reply that is being written.
 
     Attributes:
-        call: which call of which step: `<iteration>.<attempt>`, both from 1, then `.<n>` for the n-th fallback. A later
-            one takes the place of all before.
-        kind: `text`, `thinking` or `call`; `superseded` says that the call has failed and another model is asked.
-        text: what was added.
-        at: how many characters the call has shown before, of all kinds, so that a reader who has fewer knows that some
-            were lost; a call that is made again begins at 0 again. None: not known, from a worker of an older version.
+        call: the call and its step: `<iteration>.<attempt>`, both from 1, then `.<n>` for the n-th fallback. A later
+            call replaces all earlier ones.
+        kind: `text`, `thinking` or `call`; `superseded` if the call has failed and another model is asked.
+        text: the added text.
+        at: number of characters of all kinds that the call has shown before. A reader that has fewer has lost some. A
+            repeated call starts at 0 again. None if written by an older worker.
     """
 
     call: str
@@ -54,21 +54,27 @@ class LiveText:
     def __init__(self, store: Store, conversation_id: str) -> None:
         keys = store.keys(conversation_id)
         self._store = store
-        self._live, self._watched = keys.live, keys.watched
+        self._live = keys.live
+        self._watched = keys.watched
         self._seen = b"0-0"
 
     async def announce(self) -> None:
-        """Record that somebody watches, for half a minute; `watch` repeats it."""
+        """Register a watcher for 30 seconds. `watch` repeats it."""
         await self._store.connection.call("SET", self._watched, "1", "PX", int(WATCHED_SECONDS * 1000))
 
     async def show(self, pieces: list[Piece]) -> None:
-        """Add pieces. What the store does not take is lost."""
-        commands = [("XADD", self._live, "MAXLEN", "~", KEPT_PIECES, "*", "p", _written(piece)) for piece in pieces]
+        """Add pieces. If the store refuses them, they are lost."""
+        commands: list[tuple[Argument, ...]] = []
+        for piece in pieces:
+            text = piece.text[-PIECE_LIMIT_CHARS:]
+            at = None if piece.at is None else piece.at + len(piece.text) - len(text)
+            data = json.dumps({"call": piece.call, "kind": piece.kind, "text": text, "at": at}).encode()
+            commands.append(("XADD", self._live, "MAXLEN", "~", KEPT_PIECES, "*", "p", data))
         with contextlib.suppress(StoreError):
             await self._store.connection.call_many([*commands, ("PEXPIRE", self._live, int(KEPT_SECONDS * 1000))])
 
     async def watch(self) -> AsyncGenerator[Piece]:
-        """Yield the pieces that are still kept, then those that come, without end.
+        """Yield the stored pieces, then each new one. Never ends by itself.
 
         Raises:
             StoreUnavailable, OutcomeUnknown: the store cannot be reached.
@@ -83,7 +89,9 @@ class LiveText:
             await reader.aclose()
 
     async def rest(self) -> list[Piece]:
-        """Return what `watch` has not reached yet: once the log has a reply, all its pieces are there.
+        """Return the pieces that `watch` has not yielded yet.
+
+        Once a reply is in the log, all its pieces are in the stream.
 
         Raises:
             StoreUnavailable, OutcomeUnknown: the store cannot be reached.
@@ -96,7 +104,7 @@ class LiveText:
 
     def _taken(self, found: Any) -> Iterator[Piece]:
         for entry_id, fields in found[0][1] if found else ():
-            if _place(entry_id) > _place(self._seen):  # `watch` and `rest` may both have asked
+            if _place(entry_id) > _place(self._seen):  # `watch` and `rest` may both have read them
                 self._seen = entry_id
                 if (piece := _read(fields[1])) is not None:
                     yield piece
@@ -106,14 +114,8 @@ def _place(entry_id: bytes) -> tuple[int, ...]:
     return tuple(map(int, entry_id.split(b"-")))
 
 
-def _written(piece: Piece) -> bytes:
-    text = piece.text[-PIECE_LIMIT_CHARS:]
-    at = None if piece.at is None else piece.at + len(piece.text) - len(text)
-    return json.dumps({"call": piece.call, "kind": piece.kind, "text": text, "at": at}).encode()
-
-
 def _read(written: bytes) -> Piece | None:
-    """Return a piece; None: these bytes are none."""
+    """Parse a piece; None if the bytes are not a piece."""
     try:
         found = json.loads(written)
         piece = Piece(found["call"], found["kind"], found["text"], found.get("at"))

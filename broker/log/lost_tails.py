@@ -1,11 +1,11 @@
-"""Logs that have lost their end: how it is noticed, and how it gets into the log.
+"""Detects logs that have lost their end, and records the loss in the log.
 
-A store that comes back with an older append-only file, or fails over to a replica that was behind, gives the numbers of
-lost events to others. A process that still remembers a lost event, by its number and checksum, says so in the log.
+If a store comes back with an older append-only file, or fails over to a replica that was behind, it assigns the ids of
+lost events again. A process that remembers a lost event by id and checksum appends `EventsLostObservation`.
 
-Holds: each gap is named once, by an event that people and the model read.
-Does not: bring anything back, or notice a loss that nobody remembers. Two losses shortly after each other that
-concern the same numbers may be named once.
+Holds: each gap is recorded once, by an event that users and the model can read.
+Does not: restore events, or detect a loss that no process remembers. Two losses of the same ids within a short time may
+be recorded once.
 Keys: the field `gap` of `deck:{k}:c:<id>:meta`.
 """
 
@@ -17,7 +17,8 @@ from contextlib import aclosing
 from typing import cast
 
 from broker.contract import Event, EventsLostObservation, codec
-from broker.log.event_log import Closed, EventLog
+from broker.log.append_call import Closed
+from broker.log.event_log import EventLog
 from broker.runtime import EventsLost, UnknownConversation
 from broker.store import Store
 
@@ -32,15 +33,15 @@ NOTICE = (
 
 
 async def name_gap(log: EventLog, lost: EventsLost, *, noticed_by: str) -> int:
-    """Say in the log that it has lost events, unless it says so already. Idempotent.
+    """Record in the log that it has lost events, unless this is recorded already. Idempotent.
 
     Args:
-        lost: what was lost, as it was noticed.
-        noticed_by: who remembers, for people.
+        lost: the loss that was detected.
+        noticed_by: the process that remembers the events, for users.
 
     Returns:
-        About where in the log it is said: no event that is older has a higher id. 0: nowhere, the conversation is
-        closed or gone.
+        An upper bound for the ids of events older than the record; 0 if nothing was recorded because the conversation
+        is closed or gone.
     """
     conversation_id, known_id = lost.conversation_id, lost.known_id
     try:
@@ -65,11 +66,11 @@ async def name_gap(log: EventLog, lost: EventsLost, *, noticed_by: str) -> int:
 async def followed(
     log: EventLog, conversation_id: str, *, after: int, decode: codec.Decoder
 ) -> AsyncGenerator[Event, None]:
-    """Yield what `EventLog.tail` yields, and name a gap that it runs into.
+    """Yield the events of `EventLog.tail`, and record a gap that it finds.
 
     Raises:
-        EventsLost: the store came back without events that this call has yielded. The log names the gap then; to read
-            further, follow it again from its beginning.
+        EventsLost: the store came back without events that this call has yielded. The gap is recorded in the log. To
+            read on, follow the log again from its beginning.
     """
     tail = cast("AsyncGenerator[Event, None]", log.tail(conversation_id, after=after, decode=decode))
     try:
@@ -77,20 +78,20 @@ async def followed(
             async for event in events:
                 yield event
     except EventsLost as lost:
-        if lost.checksum:  # it was really seen
+        if lost.checksum:  # the event was read, not only assumed
             await name_gap(log, lost, noticed_by="a client that followed the conversation")
         raise
 
 
 async def name_snapshot_gap(log: EventLog, conversation_id: str, version: int) -> None:
-    """Say in the log that it ends before its snapshot does; see `name_gap`."""
+    """Record in the log that it ends before its snapshot; see `name_gap`."""
     lost = EventsLost(conversation_id, await log.last_id(conversation_id), version)
     await name_gap(log, lost, noticed_by="a snapshot")
 
 
 async def _named(store: Store, conversation_id: str) -> tuple[int, int]:
-    """Return where the log ended when it named a gap last, and what was known to be lost; (0, 0) for never."""
+    """Return the last id of the log at its latest recorded gap, and the last id known to be lost; (0, 0) if never."""
     meta = store.keys(conversation_id).meta
     found = await store.call("HGET", meta, "gap")
     said = NAMED.fullmatch(found or b"0:0")
-    return (int(said[1]), int(said[2])) if said else (0, 0)  # damaged: the gap is named once more
+    return (int(said[1]), int(said[2])) if said else (0, 0)  # damaged: the gap is recorded again

@@ -1,7 +1,7 @@
-"""Conversations chosen by tenant, label and state, and pages of them: any number, a bounded number at once.
+"""Selects conversations by tenant, label and state, in pages: any number, with bounded work per page.
 
-Holds: newest first, by creation and id; what is created or deleted meanwhile makes no page skip or repeat another. A
-label and a tenant are found by their own index, so nobody reads conversations that do not have it.
+Holds: newest first, by creation time and id. Conversations that are created or deleted meanwhile make no page skip or
+repeat another one. Labels and tenants have their own indexes, so conversations without them are not read.
 Keys: reads `deck:{k}:index`, `deck:{k}:label:<name>=<value>` and `deck:{k}:label:=<tenant>`.
 """
 
@@ -17,27 +17,27 @@ from broker.store import ShardKeys, Store
 
 PAGE = 500
 SCANNED = 1_000
-"""A page ends after this many conversations were read, even if too few of them belong to it."""
+"""A page ends after this many conversations were read, even if it is not full."""
 WAITING = "waiting"
-"""Among states: those that wait for anything or anybody."""
+"""A value for states: all conversations that wait."""
 SCHEDULED = WaitReason.SCHEDULED.value
-"""Among states: those that wait for the time at which they begin."""
+"""A value for states: conversations that wait for their start time."""
 WAITING_STATES = frozenset({AgentState.AWAITING_USER_INPUT.value, AgentState.AWAITING_USER_CONFIRMATION.value})
 
 Place = tuple[float, str]
-"""Where a conversation stands in an index: its creation in ms, and its id."""
+"""A position in an index: creation time in ms, and id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which conversations are meant.
+    """Criteria for conversations.
 
     Attributes:
         labels: all of them must match.
-        states: one of them must match: of `AgentState`, `waiting` or `scheduled`; none: any.
-        tenant: whose they are; None: anybody's.
-        model: a part of the name of the model that has answered last, in any case; empty: any.
-        min_cost_usd: what they have cost at least.
+        states: one of them must match: an `AgentState`, `waiting` or `scheduled`; empty for any.
+        tenant: their tenant; None for any.
+        model: a part of the name of the model that answered last, case-insensitive; empty for any.
+        min_cost_usd: lower bound of their cost.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Selection:
         model: str = "",
         cost_usd: float = 0.0,
     ) -> bool:
-        """Say whether a conversation is meant."""
+        """Return whether a conversation matches."""
         is_theirs = self.tenant is None or self.tenant == tenant
         is_like = self.model.lower() in model.lower() and cost_usd >= self.min_cost_usd
         return (
@@ -68,14 +68,14 @@ EVERYTHING = Selection()
 
 
 def is_in(state: str, wait_reason: str, states: frozenset[str]) -> bool:
-    """Say whether a state is one of several; none of them means any."""
+    """Return whether a state is one of several; an empty collection matches any state."""
     is_waiting = bool(wait_reason) or state in WAITING_STATES
     is_scheduled = wait_reason == SCHEDULED and SCHEDULED in states
     return not states or state in states or is_scheduled or (is_waiting and WAITING in states)
 
 
 class Selected:
-    """The conversations of a store that a selection means."""
+    """The conversations of a store that match a selection."""
 
     def __init__(self, store: Store, selection: Selection) -> None:
         self._store = store
@@ -83,7 +83,7 @@ class Selected:
         self._conversations = Conversations(store)
 
     async def pages(self) -> AsyncIterator[list[ConversationRow]]:
-        """Yield the conversations, newest first, up to 500 at a time. Pages are not empty."""
+        """Yield the conversations, newest first, in pages of 1 to 500."""
         indexes = [await self._index(names) for names in self._store.all_shards]
         before: Place | None = None
         while places := await self._places(indexes, before):
@@ -93,16 +93,17 @@ class Selected:
                 yield chosen
 
     async def page(self, before: Place | None, *, limit: int) -> tuple[list[ConversationRow], Place | None]:
-        """Return up to `limit` conversations behind a place, and the place behind which the next page begins.
+        """Return up to `limit` conversations after a position, and the position after which the next page starts.
 
-        A page ends early when it has looked at `SCANNED` conversations; the place is None where there are no more.
+        A page ends early when it has read `SCANNED` conversations. The position is None after the last page.
 
         Args:
-            before: where an earlier page ended; None: begin with the newest.
+            before: the position at which an earlier page ended; None for the first page.
         """
         indexes = [await self._index(names) for names in self._store.all_shards]
         chosen: list[str] = []
-        scanned, at_once = 0, min(limit + 1, PAGE)
+        scanned = 0
+        at_once = min(limit + 1, PAGE)
         while scanned < SCANNED:
             places = await self._places(indexes, before, limit=at_once)
             if not places:
@@ -114,7 +115,7 @@ class Selected:
                     chosen.append(place[1])
                 before = place
             scanned += len(places)
-            at_once = PAGE  # so few belong to the page that many have to be looked at
+            at_once = PAGE  # few match, so many must be read
         return await self.pick(chosen), before
 
     async def _are_meant(self, places: list[Place]) -> list[bool]:
@@ -124,11 +125,11 @@ class Selected:
         return [glimpse is not None and self._is_meant(glimpse) for glimpse in found]
 
     async def pick(self, chosen: list[str]) -> list[ConversationRow]:
-        """Return the rows of those conversations that are there and meant."""
+        """Return the rows of the given conversations that exist and match."""
         return [row for row in await self._conversations.rows(chosen) if self._is_meant(row)]
 
     async def count(self) -> int:
-        """Return how many there are."""
+        """Return the number of matching conversations."""
         number = 0
         async for page in self.pages():
             number += len(page)
@@ -145,7 +146,7 @@ class Selected:
         )
 
     async def _index(self, names: ShardKeys) -> str:
-        """Return the smallest index that has all of a shard's."""
+        """Return the smallest index that contains all matching conversations of a shard."""
         keys = [names.label(name, value) for name, value in self._selection.labels.items()]
         keys += [names.of_tenant(self._selection.tenant)] if self._selection.tenant else []
         if not keys:
@@ -155,7 +156,7 @@ class Selected:
         return min(zip(sizes, keys, strict=True))[1]
 
     async def _places(self, indexes: list[str], before: Place | None, *, limit: int = PAGE) -> list[Place]:
-        """Return where the next conversations stand, in all shards."""
+        """Return the positions of the next conversations of all shards."""
         found = [place for index in indexes for place in await self._places_of(index, before, limit)]
         return sorted(found, reverse=True)[:limit]
 
@@ -169,4 +170,4 @@ class Selected:
             new = [place for place in places if before is None or place < before]
             if new or len(places) < limit:
                 return new
-            limit *= 2  # more of one millisecond than fit into a page
+            limit *= 2  # more conversations in one millisecond than fit into a page

@@ -1,7 +1,7 @@
-"""The status of a conversation, read from its log alone.
+"""The status of a conversation, derived from its log alone.
 
-Holds: a value; the same events give the same status everywhere; a request to the agent counts until the agent
-has taken notice of it, so a log that a worker is about to continue never looks settled.
+Holds: a value; the same events give the same status on every machine. A request to the agent counts until the agent has
+acknowledged it, so a log that a worker is about to continue never looks settled.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from broker.contract import (
 )
 
 REQUESTABLE_STATES = frozenset({AgentState.RUNNING, AgentState.PAUSED, AgentState.STOPPED})
-"""What a person may ask for; other requests change nothing."""
+"""The states that a user may request; other requests change nothing."""
 
 ANSWERS = frozenset({AgentState.USER_CONFIRMED, AgentState.USER_REJECTED})
-"""What a person may answer while the agent asks for a confirmation."""
+"""The answers that a user may give while the agent asks for a confirmation."""
 
 RECOVERED_TO = {1: AgentState.AWAITING_USER_INPUT, 2: AgentState.RUNNING, 3: AgentState.STOPPED}
-"""Where each option of a loop's recovery leads."""
+"""The state that each option of a loop recovery leads to."""
 
 COPIED = re.compile(r"(\d{1,9}):(\d{1,9})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a reader of the log knows of the agent.
+    """The agent's status as a reader of the log sees it.
 
     Attributes:
         state: its state after the last event.
-        reason: why it is in it, or empty.
-        requested: a state somebody asked for that it has not announced yet.
-        has_unread_message: a person's message has not led to anything yet.
-        asked_id: the action that a person is asked to confirm.
-        is_in_loop: the agent repeated itself, and a person may choose the way out, until the next message.
-        is_recovering: a way out was chosen and has not been taken yet.
+        reason: why it is in that state, or empty.
+        requested: a requested state that it has not announced yet.
+        has_unread_message: a user's message has had no effect yet.
+        asked_id: the action that waits for a confirmation.
+        is_in_loop: the agent repeated itself, and the user may choose a recovery until the next message.
+        is_recovering: a recovery was chosen and has not been performed yet.
     """
 
     state: AgentState = AgentState.LOADING
@@ -69,7 +69,7 @@ class Status:
         """Return the status after one more event."""
         match event:
             case AgentStateChangedObservation(agent_state=state):
-                # An error ends whatever was asked for; another state only what it answers.
+                # An error answers any request; another state answers only the request for it.
                 is_answer = state in (self.requested, AgentState.ERROR)
                 is_answer = is_answer or (state in ANSWERS and self.requested in ANSWERS)  # an edit may be refused
                 is_stop = state is AgentState.STOPPED
@@ -101,27 +101,27 @@ class Status:
         return is_asked and request.agent_state in ANSWERS and request.action_id in (None, self.asked_id)
 
     def _asked_for(self, state: AgentState) -> Status:
-        # A request for the present state is never acknowledged; it only withdraws the request before it.
+        # A request for the current state is never acknowledged; it only withdraws the previous request.
         return replace(self, requested=None if state is self.state else state)
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether there is a message or a request that the agent has not noticed yet."""
+        """Whether the agent has not acknowledged a message or a request yet."""
         return self.has_unread_message or self.requested is not None
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing more happens until somebody sends a message or a request."""
+        """Whether nothing more happens until the next message or request."""
         return is_settled(self.state) and not self.is_unanswered
 
     @property
     def is_terminal(self) -> bool:
-        """Whether the conversation is over, unless a person continues it."""
+        """Whether the conversation has ended, unless a user continues it."""
         return self.state in TERMINAL_STATES and not self.is_unanswered
 
 
 def listed_at_first(created: ConversationCreated, node: str) -> dict[str, str | int | float]:
-    """Return what the index has of a conversation that begins, and what decides whose turn it is."""
+    """Return the index fields of a new conversation, including those that decide its turn."""
     found = {"title": created.title, "agent": created.agent.name, "state": AgentState.LOADING.value}
     found |= {"workspace": created.workspace.model_dump_json()}
     found |= {"is_movable": "1"} if created.workspace.path is None else {}
@@ -134,10 +134,11 @@ def listed_at_first(created: ConversationCreated, node: str) -> dict[str, str | 
 
 
 def listed(events: Sequence[Event]) -> dict[str, str | int | float]:
-    """Return what an index shows of a whole log that nobody works on."""
+    """Return the index fields for a whole log without an active owner."""
     replies = [event for event in events if isinstance(event, ModelReply)]
     ends = [event for event in events if isinstance(event, DelegateEnded)]
-    usages, status = [reply.usage for reply in replies], status_of(events)
+    usages = [reply.usage for reply in replies]
+    status = status_of(events)
     answered = model_of(events)
     changed = {
         name: value for event in events if isinstance(event, ConversationChanged) for name, value in relisted(event)
@@ -158,41 +159,41 @@ def listed(events: Sequence[Event]) -> dict[str, str | int | float]:
 
 
 def adopted(created: ConversationCreated, events: Sequence[Event]) -> dict[str, str | int | float]:
-    """Return what the index has of a conversation that begins with events of another log.
+    """Return the index fields of a conversation created with events of another log.
 
     Args:
-        created: a copy too if it has a time.
-        events: those behind it.
+        created: its first event; also a copy if it has a timestamp.
+        events: the events after it.
     """
     return listed(events) | {"copied": f"{2 if created.timestamp is None else 1}:{len(events) + 1}"}
 
 
 def copies(about: Mapping[str, str]) -> range:
-    """Return the ids of the events that a conversation has from another log; what is no range counts as none."""
+    """Return the ids of the events copied from another log; an invalid range counts as empty."""
     found = COPIED.fullmatch(about.get("copied", ""))
     return range(int(found[1]), int(found[2]) + 1) if found else range(0)
 
 
 def model_of(events: Sequence[Event]) -> str:
-    """Return the model that has answered the agent last; empty: none of these events says so."""
+    """Return the model that answered the agent last; empty if no event has one."""
     replies = (event for event in reversed(events) if isinstance(event, ModelReply))
     return next((reply.model for reply in replies if reply.service == "agent" and reply.model), "")
 
 
 def relisted(change: ConversationChanged) -> list[tuple[str, str]]:
-    """Return what the index has of a conversation after a change, by name."""
+    """Return the index fields that a change sets, with their values."""
     found = [("agent", change.agent.name)] if change.agent is not None else []
     return found + (_labels(change.labels) if change.labels is not None else [])
 
 
 def _labels(labels: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return what is shown of labels, and the indexes that the store's functions enter the conversation in."""
+    """Return the index fields for labels: those shown, and those that the store's functions index."""
     ordered = sorted(labels.items())
     return [("labels", json.dumps(dict(ordered))), ("label_index", " ".join("=".join(label) for label in ordered))]
 
 
 def status_of(events: Iterable[Event]) -> Status:
-    """Return the status after these events, which begin with the conversation's first."""
+    """Return the status after these events, which start with the conversation's first."""
     found = Status()
     for event in events:
         found = found.after(event)

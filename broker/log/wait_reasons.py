@@ -1,6 +1,6 @@
-"""What a conversation waits for, in one word, as its controller writes it into the index.
+"""Why a conversation waits, in one word, as its controller writes it into the index.
 
-Holds: a controller writes no other reason; whatever lists, counts or explains waits takes its words from here.
+Holds: controllers write no other reason. Listings, metrics and explanations of waits use these values.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from enum import StrEnum
 
 
 class WaitReason(StrEnum):
-    """What a conversation waits for; the values are stable."""
+    """Why a conversation waits. The values are stable."""
 
     SCHEDULED = "scheduled"
-    """The time at which it begins."""
+    """Its start time."""
     TOOL = "tool"
-    """An action that a tool worker carries out."""
+    """A tool worker that runs its action."""
     DELEGATE = "delegate"
-    """The agents that it has handed tasks to."""
+    """Its delegates."""
     RATE_LIMIT = "rate_limit"
-    """Its turn at a quota; or the next attempt, after a provider has refused a call for its own quota."""
+    """Its turn at a quota, or the next attempt after a provider refused a call for its own quota."""
     BUDGET = "waiting_for_budget"
-    """Money in an account."""
+    """Funds in a budget account."""
     BATCH = "batch"
     """A batch of calls at a provider."""
     NEWER_WORKER = "newer_worker"
-    """A worker of the version that has written to its log."""
+    """A worker of the version that wrote the latest events of its log."""
     SERVICE_UNAVAILABLE = "service_unavailable"
-    """The next attempt, after the provider was away. So are the others below, each for its error."""
+    """The next attempt after the provider was unavailable. The values below are the same for other errors."""
     INTERNAL = "internal"
     TIMEOUT = "timeout"
     MALFORMED_REPLY = "malformed_reply"
@@ -43,4 +43,4 @@ RETRIES = frozenset(
         WaitReason.NO_RESPONSE,
     }
 )
-"""Those that are the code of a failed model call, which is made again."""
+"""The codes of a failed model call that is retried."""

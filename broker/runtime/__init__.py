@@ -1,4 +1,4 @@
-"""What every process needs before it speaks to anybody: settings, clock, ids, errors, child processes, failpoints.
+"""The basics of every process: settings, clock, ids, errors, child processes, failpoints.
 
 Start with: settings.
 """

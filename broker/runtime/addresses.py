@@ -1,8 +1,8 @@
-"""Which addresses may be connected to: those of the public internet, and what the operator names besides.
+"""Decides which addresses may be connected to: those of the public internet, and networks that the operator adds.
 
-Holds: an address that stands within another (IPv4 in IPv6, in 6to4, in NAT64, in SIIT, in ISATAP, in Teredo) is judged
-as well; of IPv6 only what is given out for the internet (2000::/3) is public, and NAT64's own form of it; the addresses
-at which clouds tell machines their credentials are never let through, whatever is named besides.
+Holds: an address embedded in another one (IPv4 in IPv6, 6to4, NAT64, SIIT, ISATAP or Teredo) is checked too. Of IPv6,
+only the range allocated for the internet (2000::/3) and NAT64's own prefix are public. The addresses at which clouds
+serve credentials to machines are never allowed, whatever the operator adds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# `is_global` of Python's versions differs in some of these; all are listed, so that none depends on it.
+# `is_global` differs between Python versions for some of these. All are listed, so that the result does not depend on
+# it.
 NOT_PUBLIC = tuple(
     map(
         ipaddress.ip_network,
@@ -38,36 +39,36 @@ METADATA = tuple(
 )
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _INTERNET = ipaddress.IPv6Network("2000::/3")
-# Prefixes of 96 bits before an IPv4 address: compatible, SIIT, NAT64 and NAT64 of a network's own (RFC 8215).
+# Prefixes of 96 bits before an IPv4 address: compatible, SIIT, NAT64 and local NAT64 (RFC 8215).
 _BEFORE_IPV4 = (*map(ipaddress.IPv6Network, ("::/96", "::ffff:0:0:0/96", "64:ff9b:1::/48")), _NAT64)
 _ISATAP = (0x5EFE, 0x0200_5EFE)
 
 
 @dataclass(frozen=True, slots=True)
 class AddressRules:
-    """Which addresses may be connected to.
+    """The addresses that may be connected to.
 
     Attributes:
-        private: networks that may be reached although they are not public.
+        private: networks that are allowed although they are not public.
     """
 
     private: tuple[Network, ...] = ()
 
     @classmethod
     def parse(cls, private: Iterable[str]) -> AddressRules:
-        """Read networks such as `10.2.0.0/16` or `10.2.3.4`.
+        """Parse networks such as `10.2.0.0/16` or `10.2.3.4`.
 
         Raises:
-            ValueError: one of them is none.
+            ValueError: one of them is not a network.
         """
         return cls(tuple(ipaddress.ip_network(text) for text in private))
 
     def may_reach(self, text: str) -> bool:
-        """Say whether an address, as a resolver gives it, may be connected to."""
+        """Return whether an address from a resolver may be connected to."""
         try:
             address = ipaddress.ip_address(text)
         except ValueError:
-            return False  # with a zone: it is of this machine's own link
+            return False  # an address with a zone belongs to a link of this machine
         return all(self._may_reach(form) for form in _forms(address))
 
     def _may_reach(self, address: Address) -> bool:
@@ -81,7 +82,7 @@ class AddressRules:
 
 
 def _forms(address: Address) -> Iterator[Address]:
-    """Yield an address, or what it stands for, and what stands within that."""
+    """Yield an address, or the address that it maps to, and the addresses embedded in that."""
     if isinstance(address, ipaddress.IPv4Address):
         yield address
     elif address.ipv4_mapped is not None:

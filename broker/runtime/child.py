@@ -1,7 +1,7 @@
 """A child process that ends with its parent.
 
-Holds: the kernel sends the child a signal when its parent dies, however that died (see `parent_death`); the child
-leads its own session, so Ctrl-C at a terminal reaches only the parent, which decides what its children do.
+Holds: the kernel sends the child a signal when its parent dies, however it died (see `parent_death`). The child leads
+its own session, so Ctrl-C at a terminal reaches only the parent, which decides about its children.
 Does not: reach the child's own children. Linux only (PR_SET_PDEATHSIG, pidfd).
 """
 
@@ -21,13 +21,13 @@ LOG_LIMIT_BYTES = 10 * 1024 * 1024
 _PARENT_DEATH = (sys.executable, "-I", "-S", str(Path(__file__).with_name("parent_death.py")))
 
 EXIT_USAGE = 2
-"""A worker cannot use its settings; another start changes nothing."""
+"""A worker's settings are invalid; a restart would not help."""
 EXIT_STORE_REPLACED = 78
-"""A worker ends with this when its store was emptied or replaced; it must not be restarted automatically."""
+"""A worker's store was emptied or replaced. The worker must not be restarted automatically."""
 
 
 EXIT_FUNCTIONS = 79
-"""A worker ends with this when the functions in its store do not serve its version; only another version helps."""
+"""The functions in a worker's store do not serve its version. Only another version helps."""
 
 
 class Child:
@@ -48,20 +48,20 @@ class Child:
         inherited: Sequence[int] = (),
         directory: Path | None = None,
     ) -> Child:
-        """Start a child; call this from a thread that outlives the child (the main thread).
+        """Start a child. Call this from a thread that outlives the child (the main thread).
 
         Args:
             command: program and arguments.
-            log: file its output is appended to.
-            env: its whole environment: it inherits nothing of ours.
-            written_to_it: its standard input, at most a pipe's worth (64 KiB).
-            last_signal: what it gets when its parent dies.
-            inherited: file descriptors it gets besides the standard three.
-            directory: where it works; where we do, if None.
+            log: the file that its output is appended to.
+            env: its whole environment; it inherits nothing of ours.
+            written_to_it: its standard input, at most a pipe's capacity (64 KiB).
+            last_signal: the signal that it gets when its parent dies.
+            inherited: file descriptors that it gets in addition to the standard three.
+            directory: its working directory; None for ours.
 
         Raises:
-            OSError: no process can be started, or the log not be written. If the program is not there, the child ends
-                with status 1.
+            OSError: no process can be started, or the log cannot be written. If the program does not exist, the child
+                ends with status 1.
         """
         with log.open("ab") as output:
             popen = subprocess.Popen(  # noqa: S603  (the caller's own command)
@@ -109,7 +109,7 @@ class Child:
         return self._popen.wait()
 
     async def stop(self, *, grace_seconds: float) -> int:
-        """Ask it to end (SIGTERM), insist after `grace_seconds` (SIGKILL), and return its exit status. Idempotent."""
+        """Send SIGTERM, after `grace_seconds` SIGKILL, and return the exit status. Idempotent."""
         self.send(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_seconds):
@@ -120,7 +120,7 @@ class Child:
 
 
 def rotate(log: Path) -> None:
-    """Move a log of more than 10 MiB aside, in place of the one moved before."""
+    """Rename a log of more than 10 MiB. It replaces the previously renamed one."""
     if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
         log.replace(log.with_name(log.name + ".1"))
 

@@ -1,7 +1,7 @@
-"""The only caller of `time` in our packages (workspace hosts apart): wall and monotonic clocks.
+"""Wall and monotonic clocks. The only caller of `time` in our packages, except for workspace hosts.
 
 Holds: wall times are aware UTC; durations are float seconds from a monotonic clock.
-Does not: decide who owns a conversation. Safety rests on fencing tokens, never on a clock.
+Does not: decide who owns a conversation. Safety depends on fencing tokens, never on a clock.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where a component reads the time."""
+    """A source of time for components."""
 
     def now(self) -> datetime:
         """Return the wall time, aware UTC."""
         ...
 
     def monotonic(self) -> float:
-        """Return seconds that never go backwards; only differences mean anything."""
+        """Return seconds that never decrease. Only differences are meaningful."""
         ...
 
 
@@ -31,22 +31,22 @@ class SystemClock:
         return datetime.fromtimestamp(time.time(), UTC)
 
     def monotonic(self) -> float:
-        """Return seconds that never go backwards; only differences mean anything."""
+        """Return seconds that never decrease. Only differences are meaningful."""
         return time.monotonic()
 
     def cpu(self) -> float:
-        """Return the CPU seconds this process has used."""
+        """Return the CPU seconds used by this process."""
         return time.process_time()
 
 
 SYSTEM_CLOCK: Clock = SystemClock()
-"""The clock of this machine, for callers that pass no other."""
+"""The clock of this machine, the default of callers that pass none."""
 
 
 class SharedClock:
-    """The time that all workers of a store share, whatever their own wall clocks say.
+    """The time that all workers of a store share, independent of their own wall clocks.
 
-    The store says at each beat what time it is. In between, this clock follows the machine's monotonic clock.
+    The store returns its time at each beat. In between, this clock follows the machine's monotonic clock.
     """
 
     def __init__(self, own: Clock) -> None:
@@ -54,23 +54,23 @@ class SharedClock:
         self._lead: float | None = None
 
     def now(self) -> datetime:
-        """Return the shared time, aware UTC; the machine's own time until the store has answered once."""
+        """Return the shared time, aware UTC; the machine's own time until the store's first answer."""
         if self._lead is None:
             return self._own.now()
         return datetime.fromtimestamp(self._own.monotonic() + self._lead, UTC)
 
     def monotonic(self) -> float:
-        """Return seconds that never go backwards; only differences mean anything."""
+        """Return seconds that never decrease. Only differences are meaningful."""
         return self._own.monotonic()
 
     def machine(self) -> datetime:
-        """Return the wall time of this machine, right or wrong."""
+        """Return the wall time of this machine, which may be wrong."""
         return self._own.now()
 
     def agree(self, store_ms: int, *, sent: float) -> None:
-        """Note the store's time in the reply to a call that was sent at `sent` (monotonic) and is answered now.
+        """Apply the store's time from the reply to a call that was sent at `sent` (monotonic) and was answered now.
 
-        The store read it at some moment in between: nothing changes while that can be true.
+        The store read its clock between these times. The shared time stays as it is if it is consistent with that.
         """
         said = store_ms / 1000
         least, most = said - self._own.monotonic(), said - sent
@@ -83,10 +83,10 @@ def now_nanos() -> int:
 
 
 def from_millis(millis: int) -> datetime:
-    """Turn the store's milliseconds since the epoch into an aware UTC time."""
+    """Convert the store's milliseconds since the epoch to an aware UTC time."""
     return datetime.fromtimestamp(millis / 1000, UTC)
 
 
 def to_millis(moment: datetime) -> int:
-    """Turn an aware time into milliseconds since the epoch, rounded down."""
+    """Convert an aware time to milliseconds since the epoch, rounded down."""
     return int(moment.timestamp() * 1000)

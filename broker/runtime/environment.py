@@ -1,13 +1,13 @@
-"""What a program may know of the environment in which it is started: the variables that are listed here.
+"""Restricts the environment of a worker to an allowlist of variables.
 
-A list of what is secret would never be complete, and what a shell holds besides (keys of model providers, tokens of
-forges, passwords of databases) is the business of controller workers alone.
+A list of secret variables would never be complete. Other contents of a shell (keys of model providers, tokens of
+forges, passwords of databases) are for controller workers only.
 
-Holds: a worker of any other role gets what programs need to run and our own settings, without those of models and
-without those that only other roles read; tool workers, too, the variables that the operator's file of MCP servers
-names and those that DECKHANDS_PASS_ENV names; jobs workers those of the cloud in which the archive or the checkpoints
-are, tool workers those of the cloud in which the checkpoints are.
-Does not: bound controller workers: they call models, and which variables a provider's library reads cannot be listed.
+Holds: a worker of any other role gets the variables that programs need to run, and our own settings except those of
+models and of other roles. Tool workers also get the variables named in the operator's file of MCP servers and in
+DECKHANDS_PASS_ENV. Jobs workers get the variables of the cloud that holds the archive or the checkpoints; tool workers
+those of the cloud that holds the checkpoints.
+Does not: restrict controller workers. They call models, and the variables that a provider's library reads are unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 CONTROLLER, TOOLS, DOOR, JOBS, BEAT = "controller", "tools", "door", "jobs", "beat"
-"""The roles of workers, as the commands that start them are called."""
+"""The roles of workers, named as the commands that start them."""
 
 OF_PROGRAMS = (
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "LC_*", "TZ", "XDG_*_HOME", "XDG_RUNTIME_DIR"),
@@ -41,33 +41,34 @@ REFUSED = {
     TOOLS: ("LLM_*", "LITELLM_*", "DECKHANDS_API_KEY"),
     DOOR: ("DECKHANDS_API_KEY",),
     JOBS: ("DECKHANDS_API_KEY",),
-    # It reaches Celery's broker alone.
+    # For Celery's broker only.
     BEAT: ("DECKHANDS_API_KEY", "DECKHANDS_SECRET_KEY*", "DECKHANDS_URL", "DECKHANDS_URL_FILE"),
 }
 PASSED_ON, MCP_FILE = "DECKHANDS_PASS_ENV", "DECKHANDS_MCP"
 MAX_CAUSES = 10
 PLACES = {JOBS: ("DECKHANDS_ARCHIVE", "DECKHANDS_CHECKPOINTS"), TOOLS: ("DECKHANDS_CHECKPOINTS",)}
-"""The settings that name a place which a role reads and writes."""
+"""The settings with a storage location that a role reads and writes."""
 OF_CLOUDS = {
     "s3": ("AWS_*", "FSSPEC_*"),
     "gs": ("GOOGLE_*", "GCS_*", "FSSPEC_*"),
     "abfs": ("AZURE_*", "FSSPEC_*"),
     "file": (),
 }
-"""What fsspec reads for a place, by the scheme of its URL; of all other schemes `FSSPEC_*`."""
+"""The variables that fsspec reads for a location, by URL scheme; `FSSPEC_*` for all other schemes."""
 SAME_CLOUD = {"s3a": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs", "adl": "abfs"}
 
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""How a file of MCP servers names a variable."""
+"""The syntax of a variable in a file of MCP servers."""
 
 
 def worker_environment(role: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what a worker of a role may know of an environment: the one place that decides it."""
+    """Return the environment for a worker of a role. No other code decides this."""
     if role == CONTROLLER:
         return dict(environment)
     listed = [*LISTED[role]]
     if role == TOOLS:
-        listed += [*_patterns(environment.get(PASSED_ON, "")), *_named_by(environment.get(MCP_FILE, ""))]
+        listed += [word.strip() for word in environment.get(PASSED_ON, "").split(",")]
+        listed += _named_by(environment.get(MCP_FILE, ""))
     for name in PLACES.get(role, ()):
         schemes, separator, _ = environment.get(name, "").strip().partition("://")
         if separator:
@@ -78,7 +79,7 @@ def worker_environment(role: str, environment: Mapping[str, str]) -> dict[str, s
 
 
 def find_missing_variable(error: BaseException) -> str:
-    """Return the environment variable that a program has read in vain, if that is what an error says; or empty."""
+    """Return the missing environment variable that an error names; or empty."""
     seen: BaseException | None = error
     for _ in range(MAX_CAUSES):
         if seen is None:
@@ -91,7 +92,7 @@ def find_missing_variable(error: BaseException) -> str:
 
 
 def say_how_to_pass(variable: str) -> str:
-    """Return what an operator does about a variable that a tool worker lacks."""
+    """Return the instruction for an operator whose tool worker lacks a variable."""
     return f"Set it where the tool worker is started, and pass it on by {PASSED_ON}={variable}."
 
 
@@ -99,12 +100,8 @@ def _fits(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _patterns(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",")]
-
-
 def _named_by(path: str) -> list[str]:
-    """Return the variables that a file of MCP servers names; that it cannot be read the tool worker says."""
+    """Return the variables named in a file of MCP servers. The tool worker itself reports an unreadable file."""
     try:
         return VARIABLE.findall(Path(path.strip()).expanduser().read_text("utf-8", "replace")) if path.strip() else []
     except (OSError, RuntimeError):

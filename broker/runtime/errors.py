@@ -1,7 +1,7 @@
 """The exceptions of Deckhands.
 
     DeckhandsError                 code, retryable, remedy
-    ├── UsageError                 bad input of a person or a producer: names the input and the remedy
+    ├── UsageError                 bad input of a user or a producer: names the input and the remedy
     │   ├── UnknownConversation
     │   ├── UnknownKind            an event kind that this version does not know
     │   └── EventUnfit             an event too large or too deep for the log
@@ -11,19 +11,19 @@
     │   ├── OutcomeUnknown         the connection was lost between command and reply                  [retryable]
     │   ├── StoreRefused           the server refused one command: usually a key of another type
     │   ├── StoreTooNew            written by a newer version of Deckhands
-    │   ├── FunctionsReplaced      a worker's store has got functions that it may not call: it hands back and stops
+    │   ├── FunctionsReplaced      the new functions do not serve this worker: it hands back its work and stops
     │   ├── StoreMisconfigured     evicts keys, lacks the functions
     │   │   └── StoreReplaced      another store than before, or the same one emptied
     │   ├── CorruptEntry           bytes that fail their checksum or their schema
     │   └── EventsLost             the log does not hold an event that had been acknowledged
-    ├── AdmissionRefused           nothing may begin now: a tenant has its share, or the store fills up      [retryable]
-    ├── ConversationBusy           its agent works, and it takes no message meanwhile                  [retryable]
-    ├── ConversationMoved          more has happened in it than the caller has seen; nothing was written
-    └── OwnershipLost              this process no longer owns what it was working on
+    ├── AdmissionRefused           no new start now: the tenant's bound or the memory bound is reached    [retryable]
+    ├── ConversationBusy           its agent works, and it accepts no message meanwhile                [retryable]
+    ├── ConversationMoved          it has newer events than the caller has seen; nothing was written
+    └── OwnershipLost              this process no longer owns the conversation
 
-Holds: every expected failure derives from these and carries a stable `code` and `retryable`; one that concerns a single
-module (`SecretsLocked`, `ToolFailed`, `ModelError`, …) stands there.
-Does not: describe the outcomes of an append (`Fenced`, `Duplicate`, …); those are values, see `event_log`.
+Holds: every expected failure derives from these and has a stable `code` and `retryable`. An error of a single module
+(`SecretsLocked`, `ToolFailed`, `ModelError`, …) is defined there.
+Does not: contain the outcomes of an append (`Fenced`, `Duplicate`, …); those are values, see `event_log`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DeckhandsError(Exception):
 
     Attributes:
         code: stable, machine-readable, lower_snake_case.
-        retryable: whether the same call may succeed later without anybody changing anything.
+        retryable: whether the same call may succeed later without any change by the caller or an operator.
         remedy: what the reader can do, one sentence, or empty.
     """
 
@@ -51,13 +51,13 @@ class DeckhandsError(Exception):
 
 
 class UsageError(DeckhandsError):
-    """Input that cannot be used as it is; the text names it and the remedy."""
+    """Invalid input. The message names the input and the remedy."""
 
     code = "usage"
 
 
 class UnknownConversation(UsageError):
-    """No conversation with this id in the store."""
+    """The store has no conversation with this id."""
 
     code = "unknown_conversation"
 
@@ -75,17 +75,17 @@ class UnknownKind(UsageError):
 
 
 class EventUnfit(UsageError):
-    """An event that the log cannot keep: too large even with its large texts moved out, or nested too deeply."""
+    """An event that the log cannot hold: too large even without its large texts, or nested too deeply."""
 
     code = "event_unfit"
 
 
 class AdmissionRefused(DeckhandsError):
-    """A conversation may not begin now; nothing of it was written. What has begun continues.
+    """A conversation may not start now; nothing of it was written. Started conversations are not affected.
 
     Attributes:
-        reason: `open`, `pace` or `memory`: too many conversations of the tenant are not settled, too many have begun in
-            the last minute, or the store has too little memory left.
+        reason: `open`, `pace` or `memory`: too many unsettled conversations of the tenant, too many starts in the last
+            minute, or too little free memory in the store.
         retry_after_seconds: when to try again.
     """
 
@@ -93,14 +93,16 @@ class AdmissionRefused(DeckhandsError):
     retryable = True
 
     def __init__(self, reason: str, tenant: str, used: int, limit: int, retry_after_seconds: float) -> None:
-        whose = "all tenants without a rule" if tenant == "*" else f"the tenant {tenant!r}" if tenant else "nobody"
+        whose = f"the tenant {tenant!r}" if tenant else "no tenant"
+        if tenant == "*":
+            whose = "all tenants without a rule"
         text = {
-            "open": f"{used} conversations of {whose} are not settled, and no more than {limit} may be.",
-            "pace": f"No more than {limit} conversations of {whose} may begin in a minute.",
-            "memory": f"The store uses {used:,} bytes; conversations begin while it uses less than {limit:,}.",
+            "open": f"{used} conversations of {whose} are not settled; the limit is {limit}.",
+            "pace": f"No more than {limit} conversations of {whose} may start per minute.",
+            "memory": f"The store uses {used:,} bytes; conversations may start while it uses less than {limit:,}.",
         }
         super().__init__(
-            text.get(reason, "No conversation may begin now."),
+            text.get(reason, "No conversation may start now."),
             remedy=f"Try again in {retry_after_seconds:.3g} s, or ask the operator for more.",
         )
         self.reason = reason
@@ -114,14 +116,14 @@ class StoreError(DeckhandsError):
 
 
 class StoreUnavailable(StoreError):
-    """Nothing was written: no connection, or the store refuses writes for the moment."""
+    """Nothing was written: no connection, or the store refuses writes at the moment."""
 
     code = "store_unavailable"
     retryable = True
 
 
 class FunctionsTooOld(StoreUnavailable):
-    """The functions in the store are older than this version needs, and stay for now; a worker waits for newer ones."""
+    """The functions in the store are older than this version needs. A worker waits until newer ones are deployed."""
 
     code = "functions_too_old"
 
@@ -129,7 +131,7 @@ class FunctionsTooOld(StoreUnavailable):
 class OutcomeUnknown(StoreError):
     """The connection was lost after the command was sent: it may have been executed or not.
 
-    Repeat the same idempotent call; its answer tells which.
+    Repeat the same idempotent call; its answer shows which.
     """
 
     code = "outcome_unknown"
@@ -137,7 +139,7 @@ class OutcomeUnknown(StoreError):
 
 
 class StoreRefused(StoreError):
-    """The server refused a command for what a key holds; nothing is wrong with the store as a whole."""
+    """The server refused a command because of a key's content. The store as a whole works."""
 
     code = "store_refused"
 
@@ -155,13 +157,13 @@ class FunctionsReplaced(StoreError):
 
 
 class StoreMisconfigured(StoreError):
-    """The store works but would lose or falsify something; refused at start."""
+    """The store works but would lose or falsify data; refused at start."""
 
     code = "store_misconfigured"
 
 
 class StoreReplaced(StoreMisconfigured):
-    """Another store than the one that was opened, or the same one emptied: a worker stops and is not started again."""
+    """The store is another one than at start, or was emptied. A worker stops; do not restart it automatically."""
 
     code = "store_replaced"
 
@@ -176,9 +178,9 @@ class EventsLost(StoreError):
     """The log does not hold an event that had been acknowledged: the store was restored from an older state.
 
     Attributes:
-        last_id: where the log ends now.
-        known_id: the event that is gone; another one may have its number by now.
-        checksum: of that event, see `codec.checksum_of`; empty if only its number is known.
+        last_id: the last id of the log now.
+        known_id: the id of the lost event; another event may have it by now.
+        checksum: checksum of the lost event, see `codec.checksum_of`; empty if only its id is known.
     """
 
     code = "events_lost"
@@ -196,26 +198,26 @@ class EventsLost(StoreError):
 
 
 class ConversationBusy(DeckhandsError):
-    """The agent works, and the conversation takes no message meanwhile; nothing was written."""
+    """The agent works, and the conversation accepts no message meanwhile; nothing was written."""
 
     code = "busy"
     retryable = True
 
     def __init__(self, conversation_id: str) -> None:
         super().__init__(
-            f"The agent of the conversation {conversation_id} is at work, and takes no message meanwhile.",
+            f"The agent of the conversation {conversation_id} is working and accepts no message now.",
             remedy="Send it again when the conversation has settled, or let it interrupt the agent.",
         )
 
 
 class ConversationMoved(DeckhandsError):
-    """More has happened in the conversation than the caller has seen; nothing was written."""
+    """The conversation has newer events than the caller has seen; nothing was written."""
 
     code = "precondition_failed"
 
     def __init__(self, conversation_id: str, last_id: int) -> None:
         super().__init__(
-            f"The conversation {conversation_id} is at event {last_id}, and not where it was when you read it.",
+            f"The conversation {conversation_id} is at event {last_id}; it has new events since you read it.",
             remedy="Read it again.",
         )
 

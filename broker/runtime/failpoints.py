@@ -1,11 +1,11 @@
-"""Failpoints: named places where a test can make a process die, stop, fail or wait.
+"""Failpoints: named places in the code where a test can make a process die, stop, fail or wait.
 
-`DECKHANDS_FAILPOINTS="controller.before_append:kill@3:/run/once,tool.after_result:pause:/run/gate"` arms them.
-Actions: `kill` (SIGKILL), `stop` (SIGSTOP), `raise`, `exit`, `pause` (the whole thread waits until the marker is
-removed). `@n` means the n-th hit, and the n-th only. A path after a second colon is a marker: the failpoint acts only
-if it can create that file, so that a restarted process does not die again.
+`DECKHANDS_FAILPOINTS="controller.before_append:kill@3:/run/once,tool.after_result:pause:/run/gate"` arms them. Actions:
+`kill` (SIGKILL), `stop` (SIGSTOP), `raise`, `exit`, `pause` (the whole thread waits until the marker is removed). `@n`
+means only the n-th hit. A path after a second colon is a marker: the failpoint acts only if it can create that file, so
+that a restarted process does not die again.
 
-Holds: unarmed, a failpoint costs one lookup in an empty dict.
+Holds: an unarmed failpoint costs one lookup in an empty dict.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class _Armed:
 
 
 def armed_by(text: str) -> dict[str, _Armed]:
-    """Read the list of armed failpoints.
+    """Parse the list of armed failpoints.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: it is invalid.
     """
     armed = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
@@ -62,13 +62,13 @@ _LOG: list[str] = []
 
 
 def arm(settings: BrokerSettings) -> None:
-    """Arm what the settings say; called once, when a worker process starts."""
+    """Arm the failpoints in the settings. Called once, when a worker process starts."""
     _ARMED.update(armed_by(settings.failpoints))
     _LOG[:] = [settings.failpoint_log] if settings.failpoint_log else []
 
 
 def failpoint(name: str) -> None:
-    """Do what a test has armed this place with; usually nothing."""
+    """Run the action that a test has armed here; usually nothing."""
     if not _ARMED:
         return
     armed = _ARMED.get(name)
@@ -80,7 +80,7 @@ def failpoint(name: str) -> None:
     for path in _LOG:
         with Path(path).open("a", encoding="utf-8") as log:
             log.write(f"{name} {os.getpid()}\n")
-    # To this very thread: a signal to the process may reach another one first, while this one continues for a moment.
+    # To this thread: a signal to the process may reach another thread first, while this one continues for a moment.
     if armed.action == "kill":
         signal.pthread_kill(threading.get_ident(), signal.SIGKILL)
     elif armed.action == "stop":

@@ -1,12 +1,12 @@
-"""Keeps a worker apart from other programs of the same user.
+"""Protects a worker from other programs of the same user.
 
-Without a sandbox, commands of agents run under the worker's own user id; with one, they would after an escape. The
-kernel then still asks who may look into a process.
+Without a sandbox, agents' commands run under the worker's own user id; with one, they would after an escape. The kernel
+then still checks access to a process.
 
-Holds: after `seclude`, a program without CAP_SYS_PTRACE can read neither the environment (which has the store's
-password), nor the memory, nor the open files of this process, nor trace it; and it leaves no core dump.
-Does not: keep such a program from ending this process; protect a worker that runs as root from commands that do; reach
-children, which are open again once they become another program, or the program that started the worker.
+Holds: after `seclude`, a program without CAP_SYS_PTRACE can neither read the environment (which has the store's
+password), the memory or the open files of this process, nor trace it. It leaves no core dump.
+Does not: prevent such a program from killing this process; protect a worker that runs as root; protect child processes,
+which are accessible again after exec; protect the program that started the worker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PR_SET_DUMPABLE = 4
 
 
 def seclude() -> None:
-    """Make this process one that others cannot look into. Idempotent.
+    """Make this process inaccessible to other programs. Idempotent.
 
     Raises:
         OSError: the kernel refuses.

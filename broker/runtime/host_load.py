@@ -1,7 +1,7 @@
-"""How busy this machine is: what the kernel says of CPU, memory and pressure stalls (PSI), as shares between 0 and 1.
+"""The load of this machine: the kernel's figures for CPU, memory and pressure stalls (PSI), as shares between 0 and 1.
 
-Holds: what a kernel does not offer is left out; nothing is raised.
-Does not: know the limits of a container; the kernel speaks of the whole machine.
+Holds: figures that a kernel does not offer are left out. Raises nothing.
+Does not: know the limits of a container; the kernel's figures are for the whole machine.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _MEMORY = re.compile(r"^(MemTotal|MemAvailable):\s+(\d+) kB", re.MULTILINE)
 
 
 class HostLoad:
-    """Reads the load again and again; the CPU's share is that since the last reading.
+    """Reads the load repeatedly. The CPU's share covers the time since the last reading.
 
     Args:
-        proc: where the kernel's files are.
+        proc: the directory of the kernel's files.
     """
 
     def __init__(self, proc: Path = PROC) -> None:

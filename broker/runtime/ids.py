@@ -1,7 +1,7 @@
-"""How ids are made: the only place that draws random numbers for them.
+"""Makes ids. The only place that draws random numbers for them.
 
-Holds: conversation ids are unguessable, URL-safe and sort by creation time; worker ids name one incarnation of one
-process, so a process that was swept and comes back is a new worker.
+Holds: conversation ids are unguessable, URL-safe and sort by creation time. A worker id names one worker session, so a
+process that was swept and comes back is a new worker.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def new_conversation_id(clock: Clock = SYSTEM_CLOCK) -> str:
 
 
 def is_conversation_id(text: str) -> bool:
-    """Say whether a text can name a conversation."""
+    """Return whether a text is a valid conversation id."""
     return _CONVERSATION_ID.fullmatch(text) is not None
 
 
 def check_conversation_id(conversation_id: str) -> str:
-    """Return the id if it can name a conversation.
+    """Return the id if it is a valid conversation id.
 
     Raises:
         UsageError: not 3 to 64 letters, digits, `-` or `_`.
@@ -46,12 +46,12 @@ def check_conversation_id(conversation_id: str) -> str:
 
 
 def new_worker_id(role: str) -> str:
-    """Name one incarnation of this process: `<role>-<host>-<pid>-<random>`."""
+    """Make an id for a worker session of this process: `<role>-<host>-<pid>-<random>`."""
     return f"{worker_id_prefix(role)}{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def worker_id_prefix(role: str) -> str:
-    """Return how the ids of a role's workers on this host begin: `<role>-<host>-`."""
+    """Return the prefix of the ids of a role's workers on this host: `<role>-<host>-`."""
     host = re.sub(r"[^A-Za-z0-9]", "", socket.gethostname())[:24] or "host"
     return f"{role}-{host}-"
 
@@ -67,27 +67,27 @@ def new_key() -> str:
 
 
 def new_trace_id() -> str:
-    """Make the id of a trace, 32 hexadecimal digits, as W3C Trace Context writes it."""
+    """Make the id of a trace, 32 hexadecimal digits, as in W3C Trace Context."""
     return secrets.token_hex(16)
 
 
 def new_span_id() -> str:
-    """Make the id of a span, 16 hexadecimal digits, as W3C Trace Context writes it."""
+    """Make the id of a span, 16 hexadecimal digits, as in W3C Trace Context."""
     return secrets.token_hex(8)
 
 
 def id_at(place: str) -> str:
-    """Return the task id, as Celery writes them, that belongs to a place: always the same."""
+    """Derive a task id in Celery's format from a name. Always the same for the same name."""
     return str(uuid5(NAMESPACE_OID, place))
 
 
 def jitter() -> float:
-    """Draw a factor between 0.5 and 1.5 for a pause, so that many who wait do not return at once."""
+    """Draw a factor between 0.5 and 1.5 for a pause, so that many waiting clients do not return at once."""
     return 0.5 + secrets.randbelow(1_000_000) / 1_000_000
 
 
 def shortened() -> float:
-    """Draw a factor between 2/3 and 1 for a wait that must not be longer; many who began together drift apart."""
+    """Draw a factor between 2/3 and 1 for a bounded wait, so that clients that started together drift apart."""
     return (jitter() + 1.5) / 3
 
 

@@ -1,11 +1,12 @@
-"""Log lines as JSON objects, one a line, for programs that collect logs.
+"""Log lines as JSON objects, one per line, for log collectors.
 
-What a line is about travels in context variables: the worker sets its name, and each task the conversation and the
-action that it works for. So a line that a library writes during a model call has them too. A line that is written
-elsewhere names its conversation by `extra=about(...)`.
+Context variables hold the subject of a line: a worker sets its name, and each asyncio task sets its conversation and
+action. So a library's log line during a model call has them too. A line from elsewhere names its conversation by
+`extra=about(...)`.
 
-Holds: an object is one line of ASCII, whatever is in its message. A record that cannot be formatted is still a line.
-Does not: change what is logged, or which lines of it; text is the default format.
+Holds: an object is one line of ASCII, whatever its message contains. A record that cannot be formatted still gives a
+line.
+Does not: change which messages are logged. Text is the default format.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 def about(conversation_id: str, action_id: int | None = None) -> dict[str, Any]:
-    """Return what `extra` of a logging call says of its conversation."""
+    """Return the `extra` argument of a logging call for a conversation."""
     found: dict[str, Any] = {"conversation_id": conversation_id}
     return found if action_id is None else found | {"action_id": action_id}
 
@@ -47,7 +48,7 @@ class JsonFormatter(logging.Formatter):
         self._role = role
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record, without its end."""
+        """Return the line of a record, without the newline."""
         try:
             message = record.getMessage()
         except Exception as error:  # noqa: BLE001  (the arguments may be anything)
@@ -75,7 +76,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def begin_logging(role: str, *, is_json: bool) -> None:
-    """Write this process's log to standard error, as text or as JSON; for the main function of a worker."""
+    """Write this process's log to standard error, as text or as JSON. For the main function of a worker."""
     logging.basicConfig(level=logging.INFO, format=TEXT_FORMAT)
     if is_json:
         as_json(role, logging.getLogger())
@@ -85,7 +86,7 @@ def begin_logging(role: str, *, is_json: bool) -> None:
 
 
 def as_json(role: str, logger: logging.Logger) -> None:
-    """Let every handler of a logger write JSON, under the role that it was first given."""
+    """Make all handlers of a logger write JSON. A handler that does so already keeps its role."""
     formatter = JsonFormatter(role)
     for handler in logger.handlers:
         if not isinstance(handler.formatter, JsonFormatter):
@@ -94,7 +95,7 @@ def as_json(role: str, logger: logging.Logger) -> None:
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     level = logging.INFO if issubclass(kind, KeyboardInterrupt) else logging.CRITICAL
-    _log.log(level, "the program ends by %s", kind.__name__, exc_info=(kind, error, trace))
+    _log.log(level, "the program ends with %s", kind.__name__, exc_info=(kind, error, trace))
 
 
 def _log_uncaught_in_thread(uncaught: threading.ExceptHookArgs) -> None:
@@ -102,7 +103,7 @@ def _log_uncaught_in_thread(uncaught: threading.ExceptHookArgs) -> None:
     error = uncaught.exc_value
     if error is not None and not isinstance(error, SystemExit):
         _log.critical(
-            "the thread %s ends by %s",
+            "the thread %s ends with %s",
             name,
             uncaught.exc_type.__name__,
             exc_info=(type(error), error, error.__traceback__),

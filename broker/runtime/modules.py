@@ -1,4 +1,4 @@
-"""The modules of a folder, imported for the classes that they define."""
+"""Imports the modules of a folder for the classes that they define."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def import_modules(package: ModuleType) -> list[ModuleType]:
-    """Import the modules of a package, in the order of their names. Folders in it are left out."""
+    """Import the modules of a package, in the order of their names. Subfolders are left out."""
     found = pkgutil.iter_modules(package.__path__)
     return [import_module(f"{package.__name__}.{module.name}") for module in found if not module.ispkg]
 

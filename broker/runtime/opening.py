@@ -1,9 +1,9 @@
-"""Files opened by names that somebody else may have chosen: below a directory, as what they are expected to be.
+"""Opens files by untrusted names: only below a directory, and only as the expected kind of file.
 
-Holds: no name leads out of the directory, not by `..` and not by a link that was put there between a look and an open:
-the kernel follows the path and refuses in one step (`openat2`, RESOLVE_BENEATH). A device, a FIFO or a socket is
-recognised before it is opened, so that opening it neither waits nor does anything; at most a bound is read of a file.
-Does not: hold for hard links.
+Holds: no name leads out of the directory, neither by `..` nor by a link created between a check and an open: the kernel
+resolves the path and refuses in one step (`openat2`, RESOLVE_BENEATH). A device, a FIFO or a socket is detected before
+it is opened, so that opening it neither blocks nor has an effect. Reads are bounded.
+Does not: protect against hard links.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def open_beneath(directory: int, path: str, flags: int, mode: int = 0, *, follows_links: bool = True) -> int:
-    """Open what is at a relative path below an open directory and return its descriptor.
+    """Open a relative path below an open directory and return the file descriptor.
 
     Args:
-        follows_links: whether symbolic links are followed, as long as they stay below the directory.
+        follows_links: whether to follow symbolic links that stay below the directory.
 
     Raises:
-        OSError: `EXDEV` if the path leads out, `ELOOP` if a link may not be followed, or as `open` would.
-        ValueError: the path has a surrogate that no file system takes.
+        OSError: `EXDEV` if the path leads out, `ELOOP` if a link may not be followed, or as for `open`.
+        ValueError: the path has a surrogate that no file system accepts.
     """
     how = _How(flags | os.O_CLOEXEC, mode, _BENEATH | _NO_MAGIC_LINKS | (0 if follows_links else _NO_SYMLINKS))
     name = os.fsencode(path)
@@ -58,11 +58,11 @@ def read_regular_file(path: str, *, limit_bytes: int, beneath: str | None = None
     """Return the content of a regular file.
 
     Args:
-        beneath: the directory that the path is relative to and may not leave; None: the path is used as it is.
+        beneath: the directory that the path is relative to and must not leave; None to use the path as it is.
 
     Raises:
-        OSError: it cannot be opened, leads out, is no regular file, or is larger than the bound.
-        ValueError: the path has a surrogate that no file system takes.
+        OSError: it cannot be opened, leads out, is not a regular file, or is larger than the bound.
+        ValueError: the path has a surrogate that no file system accepts.
     """
     with ExitStack() as opened:
         if beneath is None:
@@ -74,7 +74,7 @@ def read_regular_file(path: str, *, limit_bytes: int, beneath: str | None = None
         opened.callback(os.close, known)
         if not stat.S_ISREG(os.fstat(known).st_mode):
             raise OSError(errno.EINVAL, "It is not a regular file", path)
-        # By its descriptor: whatever the name leads to now, this is the file that was looked at.
+        # By its descriptor: the name may lead elsewhere by now, but this is the file that was checked.
         descriptor = os.open(f"/proc/self/fd/{known}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:  # noqa: PTH123  (a descriptor)
             content = file.read(limit_bytes + 1)

@@ -1,10 +1,11 @@
-"""What several processes of a cluster must agree on, read from variables named `DECKHANDS_…`.
+"""The settings that several processes of a cluster share, read from variables named `DECKHANDS_…`.
 
-Each worker declares what it alone reads in its own settings file, on a class derived from `BrokerSettings`. The default
-of a variable stands on the field that declares it and nowhere else.
+Each worker declares its own settings in its own settings file, in a class derived from `BrokerSettings`. The default of
+a variable is defined on its field and nowhere else.
 
-Holds: a misspelt `DECKHANDS_…` name is an error that names the nearest one, never a setting that silently does nothing.
-Does not: read files; commands turn `.env` and `deckhands.toml` into variables, see `deckhands.configuration`.
+Holds: a misspelt `DECKHANDS_…` name is an error that suggests the nearest one, never a setting that is silently
+ignored.
+Does not: read files. Commands convert `.env` and `deckhands.toml` to variables, see `deckhands.configuration`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ DEFAULT_URL = "redis://127.0.0.1:6379/0"
 HEARTBEAT_TTL_SECONDS = 1.7
 LEAST_HEARTBEAT_TTL_SECONDS = 1.0
 USE_SDK_AGENTS = "OPENHANDS_USE_SDK_AGENTS"
-"""Another name of `prefer_sdk_agents`, which OpenHands' users know."""
+"""An alias of `prefer_sdk_agents`, known to OpenHands' users."""
 AGENT_VARIABLES = (
     USE_SDK_AGENTS,
     *(f"{PREFIX}{name}" for name in ("PREFER_SDK_AGENTS", "SDK_AGENTS_PERCENT")),
@@ -48,7 +49,8 @@ NAMES_OF_WORKERS = frozenset(
         *("node_lost_seconds", "checkpoint_every", "git_user_name", "git_user_email"),
     )
 )
-"""The settings that only one kind of worker reads. All others know their names; the worker declares the rest."""
+"""The settings that only one kind of worker reads. All other processes accept their names; the worker declares the
+rest."""
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -57,7 +59,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class BrokerSettings(BaseSettings):
     """Settings that more than one kind of process reads: `DECKHANDS_` and the name of the field in capitals.
 
-    A call with arguments gives defaults and these arguments; `from_env` reads variables.
+    The constructor uses defaults and its arguments; `from_env` reads variables.
     """
 
     model_config = SettingsConfigDict(
@@ -76,69 +78,78 @@ class BrokerSettings(BaseSettings):
         str, Field(description="a file that holds the URL of Celery's broker; read again at each connection")
     ] = ""
     celery_result_url: Annotated[
-        str, Field(description="where results of Celery tasks are kept; empty: in Celery's broker")
+        str, Field(description="the result backend of Celery tasks; empty: Celery's broker")
     ] = ""
     celery_name: Annotated[
         str,
         Field(description="name of Celery's broker, where several brokers share a store; empty: its address"),
     ] = ""
-    shards: Annotated[int, Field(ge=1, le=1024, description="parts of a store that has never been used")] = 1
-    home: Annotated[Path, Field(description="where embedded clusters and runs live")] = Path("~/.deckhands")
+    shards: Annotated[int, Field(ge=1, le=1024, description="number of shards of a new store")] = 1
+    home: Annotated[Path, Field(description="the directory of embedded clusters and runs")] = Path("~/.deckhands")
     node_dir: Annotated[
-        str, Field(description="where workspaces, host sockets and journals live; empty: `node` in the home")
+        str, Field(description="the directory of workspaces, host sockets and journals; empty: `node` in the home")
     ] = ""
     workspace_roots: Annotated[
-        str, Field(description="directories below which conversations may name one, with `:` between; empty: none")
+        str,
+        Field(description="directories in which conversations may choose a workspace, separated by `:`; empty: none"),
     ] = ""
-    sandbox: Annotated[str, Field(description="what workspaces run in: `auto`, `bwrap`, `docker` or `none`")] = "auto"
+    sandbox: Annotated[str, Field(description="the sandbox of workspaces: `auto`, `bwrap`, `docker` or `none`")] = (
+        "auto"
+    )
     checkpoints: Annotated[
-        str, Field(description="where workspaces are saved: a URL that fsspec knows; empty: nowhere")
+        str, Field(description="the location of checkpoints: a URL that fsspec knows; empty: none")
     ] = ""
     archive: Annotated[
-        str, Field(description="where archived conversations are: a URL that fsspec knows; empty: nowhere")
+        str, Field(description="the location of archived conversations: a URL that fsspec knows; empty: none")
     ] = ""
     evaluations: Annotated[
-        str, Field(description="the directory of evaluations that Celery tasks ask the door for; empty: it takes none")
+        str, Field(description="the directory of evaluations started by Celery tasks; empty: such tasks are refused")
     ] = ""
     api_key: Annotated[
-        str, Field(repr=False, description='of a server, for `Conversation(cluster="https://…")`; empty: none')
+        str,
+        Field(repr=False, description='the API key of a server, for `Conversation(cluster="https://…")`; empty: none'),
     ] = ""
     retention: Annotated[
-        str, Field(description="the TOML file that says how long conversations stay in the store; empty: for ever")
+        str, Field(description="the TOML file with the retention of conversations in the store; empty: for ever")
     ] = ""
-    webhook_private: Annotated[
-        str, Field(description="networks that webhooks may reach although they are not public, with `,` between")
-    ] = ""
+    webhook_private: Annotated[str, Field(description="private networks that webhooks may reach, separated by `,`")] = (
+        ""
+    )
     heartbeat_ttl_seconds: Annotated[
         float,
         Field(
             ge=LEAST_HEARTBEAT_TTL_SECONDS,
             allow_inf_nan=False,
-            description="how long after its last heartbeat a worker is presumed dead, on a fast store",
+            description="time after its last heartbeat at which a worker is presumed dead, on a fast store",
         ),
     ] = HEARTBEAT_TTL_SECONDS
     prefer_sdk_agents: Annotated[
         bool,
-        Field(
-            description="conversations of an agent that has an SDK agent begin with that; or `OPENHANDS_USE_SDK_AGENTS`"
-        ),
+        Field(description="new conversations use the SDK agent of their agent, if any; or `OPENHANDS_USE_SDK_AGENTS`"),
     ] = False
     sdk_agents_percent: Annotated[
-        float, Field(ge=0, le=100, allow_inf_nan=False, description="of how many of them, by their ids")
+        float,
+        Field(
+            ge=0,
+            le=100,
+            allow_inf_nan=False,
+            description="the percentage of conversations that do, chosen by their ids",
+        ),
     ] = 100.0
     fallback_to_legacy: Annotated[
-        bool, Field(description="where the SDK cannot run, the legacy agent continues the conversation")
+        bool, Field(description="if the SDK cannot run, the legacy agent continues the conversation")
     ] = True
     sdk_timeout_seconds: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="how long the SDK may take to ask, once it can")
+        float,
+        Field(gt=0, allow_inf_nan=False, description="time limit for the SDK's first model call once it may make it"),
     ] = 120.0
     store_patched: Annotated[
-        bool, Field(description="the store's server has the fixes of newer versions, whatever its number says")
+        bool, Field(description="the store's server has the fixes of newer versions, whatever its version number")
     ] = False
     secret_key: Annotated[
         str,
         Field(
-            description="encrypts secrets and archives: 32 bytes in base64, the same for all workers and clients",
+            description="key for secrets and archives: 32 bytes in base64, the same for all workers and clients",
             repr=False,
         ),
     ] = ""
@@ -153,20 +164,20 @@ class BrokerSettings(BaseSettings):
     ] = ""
     log_format: Annotated[
         Literal["text", "json"],
-        Field(description="what workers write their logs as: `text`, or `json`, an object a line"),
+        Field(description="the format of workers' logs: `text`, or `json`, one object per line"),
     ] = "text"
     debug: Annotated[bool, Field(description="tracebacks instead of one-line errors")] = False
-    failpoints: Annotated[str, Field(description="for tests: places where a process stops or dies")] = ""
-    failpoint_log: Annotated[str, Field(description="for tests: the file in which hits of failpoints are noted")] = ""
+    failpoints: Annotated[str, Field(description="for tests: the failpoints to arm")] = ""
+    failpoint_log: Annotated[str, Field(description="for tests: the file that records hits of failpoints")] = ""
 
     @property
     def result_url(self) -> str:
-        """Where results of Celery tasks are kept."""
+        """The result backend of Celery tasks."""
         return self.celery_result_url or self.celery_url
 
     @property
     def broker_name(self) -> str:
-        """What tells Celery's broker from others that share the store; empty: it is the store's own server."""
+        """The name of Celery's broker among others that share the store; empty if it is the store's own server."""
         place = _place_of(self.celery_url or celery_url_beside(self.url))
         return self.celery_name or ("" if place == _place_of(celery_url_beside(self.url)) else place)
 
@@ -179,15 +190,15 @@ class BrokerSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take the arguments alone; see `from_env`."""
+        """Use the arguments alone; see `from_env`."""
         return (init_settings,)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
-        """Read the settings from variables; empty values count as unset.
+        """Read the settings from variables. Empty values count as unset.
 
         Raises:
-            UsageError: a name is unknown or a value cannot be used.
+            UsageError: a name is unknown or a value is invalid.
         """
         _check_names(cls, env)
         try:
@@ -210,7 +221,7 @@ class BrokerSettings(BaseSettings):
 
 
 class UrlInFile(str):
-    """A URL that a file holds, as it was when it was read; `current_url` reads it again.
+    """A URL from a file, as it was when it was read. `current_url` reads it again.
 
     Attributes:
         path: the file.
@@ -224,10 +235,10 @@ class UrlInFile(str):
         """Read the file.
 
         Args:
-            derive: makes of what the file holds what is wanted.
+            derive: converts the URL in the file to the wanted one.
 
         Raises:
-            UsageError: it cannot be read, or holds no URL.
+            UsageError: the file cannot be read, or holds no URL.
         """
         try:
             text = path.read_text("utf-8").strip()
@@ -246,16 +257,16 @@ class UrlInFile(str):
         return made
 
     def derived(self, derive: Callable[[str], str]) -> UrlInFile:
-        """Return a URL that is made of this one, as its file has it now; raises what the constructor does."""
+        """Return a URL derived from the current content of the file. Raises the same errors as the constructor."""
         return UrlInFile(self.path, lambda text: derive(self._derive(text)))
 
     def read(self) -> str:
-        """Return what it is now; raises as the constructor does."""
+        """Return the current URL. Raises the same errors as the constructor."""
         return str(UrlInFile(self.path, self._derive))
 
 
 def current_url(url: str) -> str:
-    """Return a URL of the settings as its file has it now.
+    """Return a URL of the settings, read again if it is in a file.
 
     Raises:
         UsageError: the file cannot be read or used.
@@ -275,7 +286,7 @@ def _url_of(env: Mapping[str, str], name: str, file: str) -> UrlInFile | None:
 
 
 class _Variables(EnvSettingsSource):
-    """The values that a mapping of variables gives; empty ones count as unset."""
+    """A settings source that reads a mapping of variables. Empty values count as unset."""
 
     def __init__(self, settings: type[BaseSettings], env: Mapping[str, str]) -> None:
         self._env = {name.lower(): text for name, text in env.items() if name.startswith(PREFIX) and text.strip()}
@@ -295,7 +306,7 @@ def _check_names(settings: type[BrokerSettings], env: Mapping[str, str]) -> None
 
 
 def _named(error: ValidationError) -> UsageError:
-    """Return the error of the first value that cannot be used, with its variable."""
+    """Return the error for the first invalid value, with its variable."""
     first = error.errors()[0]
     name, found, limits = f"{PREFIX}{first['loc'][0]}".upper(), first["input"], first.get("ctx", {})
     if first["type"] == "literal_error":
@@ -310,7 +321,7 @@ def _named(error: ValidationError) -> UsageError:
 
 
 def _flag(name: str, text: str) -> bool:
-    """Return what a variable says that is not one of our fields."""
+    """Return the value of a variable that is not one of our fields."""
     try:
         return TypeAdapter(bool).validate_python(text)
     except ValidationError:
@@ -318,17 +329,17 @@ def _flag(name: str, text: str) -> bool:
 
 
 def logs_json(env: Mapping[str, str] = os.environ) -> bool:
-    """Say whether logs are JSON; for the start of a process, before its settings are known to be right."""
+    """Return whether logs are JSON. For the start of a process, before its settings are validated."""
     return env.get(f"{PREFIX}LOG_FORMAT", "").strip() == "json"
 
 
 def agent_variables(env: Mapping[str, str] = os.environ) -> frozenset[tuple[str, str]]:
-    """Return the variables that say which agents conversations begin with, as `from_env` reads them."""
+    """Return the variables that define the agents of new conversations, for `from_env`."""
     return frozenset((name, text) for name in AGENT_VARIABLES if (text := env.get(name, "").strip()))
 
 
 def otel_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables of OpenTelemetry's SDK, which reads them itself; empty ones count as unset."""
+    """Return the variables for OpenTelemetry's SDK, which reads them itself. Empty ones count as unset."""
     return {name: text.strip() for name, text in env.items() if name.startswith("OTEL_") and text.strip()}
 
 
@@ -345,12 +356,12 @@ URL_PASSWORD = re.compile(r"(?<=://)([^\s/:@]*):[^\s/@]*(?=@)")
 
 
 def hide_password(text: str, instead: str = "**") -> str:
-    """Return a text with something else in place of the password of each URL in it."""
+    """Mask the password of each URL in a text."""
     return URL_PASSWORD.sub(lambda found: f"{found.group(1)}:{instead}", text)
 
 
 def _place_of(celery_url: str) -> str:
-    """Return the address of a broker, the same for all spellings of its URL, without user and password."""
+    """Return the normalized address of a broker's URL, without user and password."""
     parts = urlsplit(celery_url)
     if parts.scheme.endswith("+socket"):
         database = dict(parse_qsl(parts.query)).get("virtual_host", "")
@@ -359,10 +370,10 @@ def _place_of(celery_url: str) -> str:
 
 
 def joined_paths(paths: Iterable[Path | str]) -> str:
-    r"""Write paths as a variable holds them: with `:` between them, as in PATH, and `\:` for one in a name."""
+    r"""Join paths to the value of a variable: separated by `:` as in PATH, with `\:` for a colon in a name."""
     return ":".join(str(path).replace(":", r"\:") for path in paths)
 
 
 def split_paths(text: str) -> tuple[str, ...]:
-    """Read what `joined_paths` wrote."""
+    """Split the value of `joined_paths`."""
     return tuple(path.replace(r"\:", ":") for path in re.split(r"(?<!\\):", text) if path)

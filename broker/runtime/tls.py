@@ -1,7 +1,7 @@
-"""The TLS options of a URL of Redis: of the store, of Celery's broker and of its result backend.
+"""The TLS options in a Redis URL: of the store, of Celery's broker and of its result backend.
 
-Holds: the server's certificate is verified unless the URL has `ssl_cert_reqs=none`; an option that cannot be used is
-named before anything connects.
+Holds: the server's certificate is verified unless the URL has `ssl_cert_reqs=none`. An invalid option raises an error
+before any connection.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ CERTIFICATE_CHECKS = {
     **{name: name for name in ("required", "optional", "none")},
     **{f"CERT_{name.upper()}": name for name in ("required", "optional", "none")},
 }
-"""What URLs say of the server's certificate, to redis-py and to Celery, and how redis-py takes it."""
+"""The values of a URL's certificate option, from redis-py and Celery, with redis-py's equivalents."""
 
 
 def read_tls(options: Mapping[str, Any]) -> tuple[dict[str, Any], ssl.SSLContext]:
-    """Return the TLS options of a URL as redis-py takes them, and a context made of them.
+    """Return the TLS options of a URL in redis-py's format, and an SSL context made of them.
 
     Args:
-        options: what redis-py's `parse_url` returns for a `rediss://` URL.
+        options: the result of redis-py's `parse_url` for a `rediss://` URL.
 
     Raises:
-        ValueError: an option cannot be used; it is named.
+        ValueError: an option is invalid; the message names it.
     """
     tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
     check = tls.get("ssl_cert_reqs", "required")

@@ -1,9 +1,10 @@
-"""Traces for OpenTelemetry: a span for each thing that a process does, and the context that events carry on.
+"""Traces for OpenTelemetry: spans of a process, and the trace context that events carry.
 
-Holds: nothing is loaded and no span is made unless the standard variables name a collector; a collector that is away,
-slow or broken delays no step and fails none. A context that somebody forged can only put spans into another trace.
-Spans are ours until the SDK's batch processor has a batch, because its own spans cost a step several times as much.
-Does not: write down prompts, commands, results or secrets. An attribute is a name, a number or an id.
+Holds: nothing is imported and no span is made unless the standard variables name a collector. A collector that is
+unavailable, slow or broken neither delays nor fails a step. A forged context can only put spans into another trace.
+Spans are our own objects until the SDK's batch processor has a batch, because its spans cost a step several times as
+much.
+Does not: record prompts, commands, results or secrets. An attribute is a name, a number or an id.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
 REPORTING = ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.sdk._shared_internal")
-"""The loggers that report spans that could not be sent; a filter of a logger does not hear of those below it."""
+"""The loggers that report unsent spans. A filter of a logger does not apply to its child loggers."""
 MAX_TEXT_CHARS = 200
 END_SECONDS = 2.0
-"""How long the end of a process waits for the last spans to be sent."""
+"""How long the end of a process waits until the last spans are sent."""
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 SCOPE = "deckhands"
 KINDS = {"internal": 1, "server": 2, "client": 3, "producer": 4, "consumer": 5}
-"""Kinds of spans, as OTLP numbers them."""
+"""Kinds of spans, with their OTLP numbers."""
 FAILED = 2
-"""The status of a span that has failed, as OTLP numbers it."""
+"""The OTLP status of a failed span."""
 HAS_IS_REMOTE, IS_REMOTE = 0x100, 0x200
 """Flags of a span: it is known whether its parent is in another process, and it is."""
 
@@ -53,18 +54,18 @@ _log = logging.getLogger(__name__)
 
 
 def checked_traceparent(value: object) -> str | None:
-    """Return a context as W3C Trace Context writes it; None for anything else, which is no error."""
+    """Return a valid W3C Trace Context; None for anything else, which is not an error."""
     return value if isinstance(value, str) and TRACEPARENT.fullmatch(value) else None
 
 
 def traceparent_of(conversation_id: str) -> str:
-    """Return the context of a conversation that was submitted without one; all processes compute the same."""
+    """Return the context of a conversation that was submitted without one. All processes compute the same."""
     digest = sha256(conversation_id.encode()).hexdigest()
     return f"00-{digest[:32]}-{digest[32:48]}-01"
 
 
 class OpenSpan:
-    """A span under way. This one is not recorded: nobody traces, or it was not sampled."""
+    """A span in progress. This class records nothing: tracing is off, or the span was not sampled."""
 
     __slots__ = ("traceparent",)
 
@@ -75,28 +76,28 @@ class OpenSpan:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """End it."""
+        """End the span."""
 
     def add(self, attributes: Mapping[str, Value]) -> None:
-        """Say more about it."""
+        """Add attributes."""
 
     def fail(self, code: str) -> None:
-        """Mark it as failed, with the error's code."""
+        """Mark the span as failed, with the error's code."""
 
 
 class RecordedSpan(OpenSpan):
     """A span that is sent when it has ended.
 
     Attributes:
-        parent_id: the span that it belongs to, 16 hexadecimal digits; empty: it begins a trace.
-        begun_ns, ended_ns: nanoseconds since the epoch; 0: not yet.
-        error: the code of its failure; empty: none.
+        parent_id: the parent span, 16 hexadecimal digits; empty for the first span of a trace.
+        begun_ns, ended_ns: nanoseconds since the epoch; 0 if not yet.
+        error: the code of its failure; empty for none.
     """
 
     __slots__ = ("_sink", "attributes", "begun_ns", "ended_ns", "error", "kind", "name", "parent_id")
 
     context: ClassVar = SimpleNamespace(trace_flags=SimpleNamespace(sampled=True))
-    """What the SDK's batch processor asks a span."""
+    """The attributes of a span that the SDK's batch processor reads."""
 
     def __init__(
         self,
@@ -110,9 +111,14 @@ class RecordedSpan(OpenSpan):
         begun_ns: int,
     ) -> None:
         self.traceparent: str = traceparent
-        self._sink, self.name, self.kind, self.parent_id = sink, name, kind, parent_id
+        self._sink = sink
+        self.name = name
+        self.kind = kind
+        self.parent_id = parent_id
         self.attributes = dict(attributes)
-        self.begun_ns, self.ended_ns, self.error = begun_ns, 0, ""
+        self.begun_ns = begun_ns
+        self.ended_ns = 0
+        self.error = ""
 
     @property
     def trace_id(self) -> str:
@@ -131,11 +137,11 @@ class RecordedSpan(OpenSpan):
         self._sink(self)
 
     def add(self, attributes: Mapping[str, Value]) -> None:
-        """Say more about it."""
+        """Add attributes."""
         self.attributes.update(attributes)
 
     def fail(self, code: str) -> None:
-        """Mark it as failed, with the error's code."""
+        """Mark the span as failed, with the error's code."""
         self.error = self.attributes["error.type"] = str(code)
 
 
@@ -143,8 +149,8 @@ class Tracing:
     """The spans of one process.
 
     Args:
-        sink: takes each span when it has ended, at once; None makes no spans.
-        sampler: says which spans are recorded; None: all, but those whose parent was not.
+        sink: receives each span as soon as it has ended; None makes no spans.
+        sampler: decides which spans are recorded; None for all, except those with an unsampled parent.
     """
 
     def __init__(self, sink: Callable[[RecordedSpan], None] | None = None, sampler: Sampler | None = None) -> None:
@@ -161,11 +167,11 @@ class Tracing:
         attributes: Mapping[str, Value] | None = None,
         begun: datetime | None = None,
     ) -> OpenSpan:
-        """Make a span of what is done within; an exception that leaves it marks it as failed, by its class.
+        """Make a span for a `with` block. An exception that leaves the block marks it as failed, by its class.
 
         Args:
-            parent: the context that it belongs to, if it is one; None begins a trace.
-            begun: when it began; None: now.
+            parent: the parent's context, if valid; None starts a trace.
+            begun: start time; None for now.
         """
         if self._sink is None:
             return OpenSpan(parent)
@@ -183,10 +189,10 @@ class Tracing:
 
 @functools.cache
 def open_tracing(role: str) -> Tracing:
-    """Return the spans of this process: none, unless a standard variable names a collector.
+    """Return the spans of this process. They record nothing unless a standard variable names a collector.
 
     Args:
-        role: what the process is: `client`, `server`, `controller`, `tool`, …
+        role: role of the process: `client`, `server`, `controller`, `tool`, …
     """
     from broker.runtime.settings import otel_variables
 
@@ -209,7 +215,7 @@ def _sending(role: str, *, is_named: bool) -> Tracing:
     from opentelemetry.sdk.trace import TracerProvider, sampling
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    # The SDK reports a collector that is away at each attempt.
+    # The SDK logs each failed attempt to reach a collector.
     seldom = _Seldom()
     for name in REPORTING:
         logging.getLogger(name).addFilter(seldom)
@@ -223,37 +229,38 @@ def _sending(role: str, *, is_named: bool) -> Tracing:
 
 
 class BatchExporter:
-    """Writes spans of ours as OTLP, and sends them with the SDK's client.
+    """Encodes our spans as OTLP, and sends them with the SDK's client.
 
-    An SDK whose client takes no bytes gets its own spans, and writes them itself.
+    If the SDK's client does not accept bytes, it gets the SDK's own spans and encodes them itself.
 
     Attributes:
-        is_fast: the client takes bytes.
+        is_fast: the client accepts bytes.
     """
 
     def __init__(self, exporter: SpanExporter, resource: Resource) -> None:
-        self._exporter, self._resource = exporter, resource
+        self._exporter = exporter
+        self._resource = resource
         self._send = getattr(getattr(exporter, "_client", None), "export", None)
         self.is_fast = self._send is not None
 
     def export(self, spans: Sequence[RecordedSpan]) -> None:
-        """Send spans, or report that they could not be sent."""
+        """Send spans, or report a failure."""
         if self._send is None:
             self._exporter.export([readable(span, self._resource) for span in spans])
         else:
             self._send(encoded(spans, self._resource))
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Nothing waits here."""
+        """Do nothing: this exporter has no buffer."""
         return self._exporter.force_flush(timeout_millis)
 
     def shutdown(self) -> None:
-        """Send nothing more."""
+        """Stop sending."""
         self._exporter.shutdown()
 
 
 def encoded(spans: Iterable[RecordedSpan], resource: Resource) -> bytes:
-    """Return spans as the body of a request of OTLP, in protobuf."""
+    """Encode spans as the body of an OTLP request, in protobuf."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     request = ExportTraceServiceRequest()
@@ -277,7 +284,7 @@ def encoded(spans: Iterable[RecordedSpan], resource: Resource) -> bytes:
 
 
 def readable(span: RecordedSpan, resource: Resource) -> ReadableSpan:
-    """Return a span as one of the SDK's."""
+    """Convert a span to one of the SDK's."""
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import SpanKind, Status, StatusCode
@@ -349,14 +356,14 @@ def _span_context(traceparent: str, *, is_remote: bool = True) -> SpanContext:
 
 
 def _end(processor: BatchSpanProcessor) -> None:
-    """Send the last spans, as long as that takes at most."""
+    """Send the last spans, for at most `END_SECONDS`."""
     ending = threading.Thread(target=processor.shutdown, name="end of traces", daemon=True)
     ending.start()
     ending.join(END_SECONDS)
 
 
 class _Seldom(logging.Filter):
-    """Lets no more than the first report through."""
+    """A log filter that passes only the first report."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which version of Deckhands this process runs."""
+"""The version of Deckhands that this process runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib import metadata
 
 @cache
 def installed_version() -> str:
-    """Return the version of the installed package; `unknown` for a tree that was never installed."""
+    """Return the version of the installed package; `unknown` for a source tree that was never installed."""
     try:
         return metadata.version("deckhands")
     except metadata.PackageNotFoundError:

@@ -1,8 +1,8 @@
-"""What Celery is to do when a task of the door has ended, as its message says.
+"""The followers of an ingress task, from its message: what Celery must send when the task has ended.
 
-Holds: each callback that has no id gets one that belongs to the task and the callback's place, so that a task that is
-carried out again, or a second half that is repeated, sends the same tasks. What follows reaches queues of applications
-and of the doors, and no other key of Celery's broker: the door has more rights there than producers, who may forge
+Holds: each callback without an id gets one that is derived from the task and the callback's position. So a task that
+runs again, or a repeated second half, sends the same tasks. Followers reach only queues of applications and of ingress
+workers, and no other key of Celery's broker: an ingress worker has more rights there than producers, who may forge
 every signature.
 """
 
@@ -21,7 +21,7 @@ FOLLOWERS = ("callbacks", "errbacks", "chain", "chord")
 MAX_DEPTH = 16
 PLACES = ("queue", "routing_key")
 QUEUE_NAME = re.compile(r"(?!deckhands\.|celery-task|unacked)[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-"""Over Redis a queue is a key: not one that keeps results or what is under way, nor a queue of our own workers."""
+"""In Redis a queue is a key: exclude keys of results and unacknowledged messages, and queues of our own workers."""
 
 LONGEST_SECONDS = 10 * 365 * 24 * 3600.0
 PARTS: dict[str, dict[str, tuple[type, ...]]] = {
@@ -32,9 +32,9 @@ PARTS: dict[str, dict[str, tuple[type, ...]]] = {
     "xstarmap": {"task": (Mapping,), "it": (list, tuple)},
     "chunks": {"task": (Mapping,), "it": (list, tuple), "n": (int,)},
 }
-"""The kinds of signatures beside that of one task, and the arguments that each needs."""
+"""The composite kinds of signatures, and the arguments that each needs."""
 SENT_AS_TASK = frozenset({"celery.accumulate"})
-"""Celery's own tasks that its canvas names without a kind: the one that ends a task which a group replaces."""
+"""Celery's own tasks that its canvas names without a kind: the one that ends a task replaced by a group."""
 
 _Name = Annotated[StrictStr, Field(max_length=256)]
 _Seconds = Annotated[float, Field(strict=True, ge=-LONGEST_SECONDS, le=LONGEST_SECONDS)]
@@ -51,7 +51,7 @@ class _RetryPolicy(BaseModel):
 
 
 class _Options(BaseModel):
-    """The options of a signature that a door can send; those that are `stamped_headers` have any value."""
+    """The options of a signature that an ingress worker can send. Options in `stamped_headers` may have any value."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -93,10 +93,10 @@ class _Options(BaseModel):
 
 
 def followers(task_id: str, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what follows a task: what its message says, with an id for each callback.
+    """Return the followers of a task from its message, with an id for each callback.
 
     Raises:
-        UsageError: it cannot be used, or would reach what is no queue of an application.
+        UsageError: a follower is invalid, or its queue is not one of an application.
     """
     return {name: with_ids(found.get(name), f"{task_id}/{name}") for name in FOLLOWERS}
 
@@ -105,7 +105,7 @@ def with_ids(value: Any, place: str, depth: int = 0) -> Any:
     """Return signatures with ids, at any depth of groups, chains, chords and callbacks of callbacks.
 
     Raises:
-        UsageError: one is not a signature, which Celery would find out in the middle of the others.
+        UsageError: one is not a signature. Celery itself would fail only after it has sent some of the others.
     """
     if depth > MAX_DEPTH:
         raise UsageError(f"The callbacks of the task are nested more than {MAX_DEPTH} levels deep.")
@@ -150,9 +150,9 @@ def _check(signature: Mapping[str, Any]) -> None:
 
 
 def _as_plain(signature: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a map of a task as the task that Celery would send for it; chunks as a group of those.
+    """Convert a map of a task to the task that Celery would send for it, and chunks to a group of those.
 
-    Celery itself cannot send such a signature once it has been JSON, and would give each chunk a new id each time.
+    Celery cannot send such a signature after it has been JSON, and would give each chunk a new id each time.
     """
     kind, arguments = signature.get("subtask_type"), signature.get("kwargs") or {}
     if kind in ("xmap", "xstarmap"):
@@ -185,7 +185,7 @@ def _check_parts(signature: Mapping[str, Any]) -> None:
 
 
 def _check_options(signature: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Refuse options that Celery would stumble over when the callback is sent, after the agent has worked."""
+    """Check options that would make Celery fail when the callback is sent, after the agent has worked."""
     try:
         known = _Options.model_validate(options)
     except ValidationError as error:

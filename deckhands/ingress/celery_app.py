@@ -1,14 +1,14 @@
-"""The Celery application of the door: the tasks `deckhands.*` on the queue `deckhands`, with results and events.
+"""The Celery application of ingress workers: the tasks `deckhands.*` on the queue `deckhands`, with results and events.
 
-Holds: a message is acknowledged when its task has been carried out, and one whose worker died comes back after
-`VISIBILITY_SECONDS`; at no moment is it nowhere, see `taken_entries`. Whether a message has expired is for its task
-to say, which knows what an earlier delivery has begun. What is under way is kept under separate keys,
-so that this short time concerns no other application on the same broker. No message is held until its time: one with an
-eta is carried out at once, and says so in `BEGINS`. Callbacks go where the caller's own defaults would send them. What
-Flower and remote control show of arguments is cut, and no secret is in it. Before anything is done with a message, what
-follows its task is checked, see `canvas`; no task but the door's own is carried out, since those of Celery send others.
-A message that cannot be used counts as a failed part of its chord.
-Does not: keep what the broker loses; read a pickle, so a chord of nothing else has no end.
+Holds: a message is acknowledged when its task has run. If its worker died, it comes back after `VISIBILITY_SECONDS`. It
+is never lost in between, see `taken_entries`. The task itself decides whether a message has expired, because it knows
+what an earlier delivery has started. Unacknowledged messages have their own keys, so that this short time affects no
+other application on the same broker. No message is held until its eta: it runs at once, with the eta in `BEGINS`.
+Callbacks go where the caller's defaults would send them. Arguments in Flower and remote control are truncated and
+contain no secret. The followers of a task are checked before anything else is done with its message, see `canvas`. Only
+our own tasks run, because Celery's built-in tasks send others. An unusable message counts as a failed part of its
+chord.
+Does not: keep messages that the broker loses; read pickle, so a chord of pickled messages alone never ends.
 """
 
 from __future__ import annotations
@@ -55,51 +55,52 @@ from deckhands.ingress.canvas import FOLLOWERS, followers
 QUEUE = "deckhands"
 OWN_TASKS = "deckhands."
 CELERYS_TASKS = frozenset({"celery.map", "celery.starmap", "celery.chunks"})
-"""They would call a task as a function."""
+"""Celery's tasks that would call another task as a function."""
 CALLERS_QUEUE = "celery"
-"""Where a callback goes that names no queue: the default of Celery's applications."""
+"""The queue of a callback that names none: the default of Celery's applications."""
 CONCURRENCY = 8
 VISIBILITY_SECONDS = 10
-"""The two halves of a task take milliseconds; one that comes back while it runs does no harm."""
+"""The two halves of a task take milliseconds. One that is delivered again while it runs does no harm."""
 MAX_BODY_CHARS = 16 << 20
-"""Of a message: the task that summarises a chord is given what all others returned."""
+"""For a message: the body of a chord gets the results of all its parts."""
 MAX_CHORD_BYTES = 1 << 20
-"""Of the signatures at the end of a body that cannot be used otherwise."""
+"""For the signatures at the end of a body that is otherwise unusable."""
 EMBEDDED = b'{"callbacks":'
-"""How what follows a task begins, at the end of a body of JSON."""
+"""The start of the followers, at the end of a JSON body."""
 MAX_PLACES = 16
-"""How many places are tried where it may begin; its own arguments may look so too."""
+"""How many possible starts are tried; the task's arguments may look the same."""
 SHOWN_CHARS = 200
 SENDABLE = f"Send JSON, without compression, of at most {MAX_BODY_CHARS >> 20} MiB after base64."
 UNREADABLE = "deckhands.unreadable"
-"""The name of a chord's body that cannot be read."""
+"""The name for a chord's body that cannot be read."""
 UNUSABLE = "deckhands_unusable"
-"""The header that says why a message cannot be used, in the short one that takes its place."""
+"""The header of a replacement message that says why the original cannot be used."""
 BEGINS = "deckhands_eta"
-"""The header that has the eta of a message."""
+"""The header with the eta of a message."""
 EXPIRES = "deckhands_expires"
-"""The header that has the time by which a message must be taken up, unless an earlier delivery was."""
+"""The header with the time at which a message expires, unless an earlier delivery was accepted."""
 LIMITS = "deckhands_timelimit"
-"""The header that has the time limits of a message, the hard one and the soft one; they are no limits of the door."""
+"""The header with the hard and the soft time limit of a message. They do not limit the ingress worker."""
 REFUSED = "deckhands_refused"
-"""The header that says why what follows the task cannot be used: a message and a remedy; None: it can."""
+"""The header that says why the followers of the task are refused: a message and a remedy; None if they are valid."""
 AWAY = (OSError, OperationalError, ConnectionError, TimeoutError)
-"""What the result backend raises while it cannot be reached, after it has tried for some twenty seconds."""
+"""The errors of the result backend while it is unavailable, after some twenty seconds of retries."""
 PLACES = {name: f"deckhands:{name}" for name in ("unacked", "unacked_index", "unacked_mutex")}
 
 
 class DoorTransport(KeptTransport):
-    """Takes larger messages, and lets the consumer answer those that cannot be used."""
+    """A transport for larger messages. The consumer can answer unusable ones."""
 
     max_body_chars = MAX_BODY_CHARS
 
     def replace_unusable(self, message: Any, queue: str, error: Exception) -> Any:
-        """Return a short message of the same task that says why the one which arrived cannot be used."""
+        """Return a short message of the same task that says why the original cannot be used."""
         task_id = task_id_of(message)
         if queue != QUEUE or not task_id:
             raise error
         headers = message.get("headers")
-        headers, chord = headers if isinstance(headers, dict) else {}, chord_in(message)
+        headers = headers if isinstance(headers, dict) else {}
+        chord = chord_in(message)
         return {
             "body": "",
             "content-type": "application/json",
@@ -118,31 +119,31 @@ class DoorTransport(KeptTransport):
 
 
 class DoorConnection(KeptConnection):
-    """A connection of the door."""
+    """A connection of an ingress worker."""
 
     own_transport = DoorTransport
 
 
 class DoorMessages(KeptMessages):
-    """How the door connects."""
+    """The classes of an ingress worker's connections."""
 
     Connection = DoorConnection
 
 
 class DoorConsumer(WorkerConsumer):
-    """Takes up tasks at once, whatever their eta."""
+    """Runs tasks at once, whatever their eta."""
 
     def update_strategies(self) -> None:
-        """Prepare what takes up the messages of each task."""
-        # The fast way lets an error of the result backend out, before anybody has acknowledged the message: it would
-        # keep its place among those under way for ever, and after eight of them no other would be taken.
+        """Prepare the handlers for the messages of each task."""
+        # The fast path raises an error of the result backend before the message is acknowledged. The message would stay
+        # unacknowledged for ever, and after eight of them no other would be received.
         self.app.use_fast_trace_task = False
         super().update_strategies()
         for name in [name for name in self.strategies if not name.startswith(OWN_TASKS)]:
             del self.strategies[name]
 
     def check(self, message: Any) -> None:
-        """Refuse what cannot be carried out; prepare the rest."""
+        """Check that a message can run, and prepare its headers."""
         if isinstance(message.headers, dict) and UNUSABLE in message.headers:
             raise Refused(str(message.headers[UNUSABLE]))
         arguments, options, embedded = check_task(message, self.strategies, max_chars=MAX_BODY_CHARS, longest_eta=None)
@@ -150,22 +151,24 @@ class DoorConsumer(WorkerConsumer):
         headers[REFUSED] = _bound(message, arguments, options, embedded or {})
         for own, celerys in ((BEGINS, "eta"), (EXPIRES, "expires"), (LIMITS, "timelimit")):
             headers[own], headers[celerys] = headers.get(celerys), None
-        shown_arguments, shown_options = shown(tuple(arguments), options), shown(options, options)
-        headers.update(argsrepr=shown_arguments, kwargsrepr=shown_options)
+        headers["argsrepr"] = shown(tuple(arguments), options)
+        headers["kwargsrepr"] = shown(options, options)
 
     def answer_dropped(self, message: Any, error: Exception) -> None:
-        """Record the failure of a task whose message cannot be used, if the message says which one it is."""
+        """Record the failure of a task with an unusable message, if the message has the task's id."""
         headers = message.headers if isinstance(message.headers, dict) else {}
-        task_id, name = task_id_of({"headers": headers, "properties": message.properties}), headers.get("task")
+        task_id = task_id_of({"headers": headers, "properties": message.properties})
+        name = headers.get("task")
         self.note_unusable(task_id, str(name)[:MAX_NAME_CHARS], explain(error))
         if not task_id:
             return
         is_known = name in self.strategies or UNUSABLE in headers
         failure = ValueError(explain(error)) if is_known else NotRegistered(str(name)[:MAX_NAME_CHARS])
         if isinstance(name, str) and name in CELERYS_TASKS:
-            failure = ValueError(f"The ingress carries out no {name}: send a group of {OWN_TASKS}run instead.")
+            failure = ValueError(f"The ingress does not run {name}: send a group of {OWN_TASKS}run instead.")
         try:
-            backend, is_kept = self.app.backend, not headers.get("ignore_result")
+            backend = self.app.backend
+            is_kept = not headers.get("ignore_result")
             request = _request_in_chord(message, task_id, backend)
             if backend.get_state(task_id) not in READY_STATES:  # the id may be that of another task, which has ended
                 backend.mark_as_failure(task_id, failure, request=request, store_result=is_kept)
@@ -175,14 +178,14 @@ class DoorConsumer(WorkerConsumer):
             note_dropped("the failure of a Celery task message", unwritten)
 
     def note_unusable(self, task_id: str, name: str, reason: str) -> None:
-        """Keep a note of a message that cannot be used, where the application has a place for it."""
+        """Report an unusable message to the application, if it has a hook for it."""
         note = getattr(self.app, "note_unusable", None)
         if note is not None:
             note(task_id, name, reason)
 
 
 def task_id_of(message: Any) -> str:
-    """Return the task id that a message names in its headers or its properties; empty: none that can be used."""
+    """Return the task id from a message's headers or properties; empty if there is no valid one."""
     for part, name in (("headers", "id"), ("properties", "correlation_id")):
         fields = message.get(part) if isinstance(message, dict) else None
         found = fields.get(name) if isinstance(fields, dict) else None
@@ -192,10 +195,10 @@ def task_id_of(message: Any) -> str:
 
 
 class DoorRequest(Request):  # type: ignore[misc]
-    """A task message that shows its arguments to nobody but the task, and comes back while no result can be kept."""
+    """A task message that hides its arguments from all but the task, and is requeued while no result can be stored."""
 
     def on_failure(self, exc_info: Any, *arguments: Any, **options: Any) -> Any:
-        """Take note of a failure. While the result backend is away, nobody would ever hear of it."""
+        """Handle a failure. Requeue the message while the result backend is unavailable, so that none is lost."""
         error = exc_info.exception
         error = error.exc if isinstance(error, ExceptionWithTraceback) else error
         if exc_info.internal and isinstance(error, AWAY):
@@ -204,58 +207,59 @@ class DoorRequest(Request):  # type: ignore[misc]
         return super().on_failure(exc_info, *arguments, **options)
 
     def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002  (Celery's)
-        """Send an event; a task that says itself when it has started leaves only its refusal to its message."""
+        """Send an event. `task-started` is left out for a task that reports its own start."""
         if self.task.send_events:
             super().send_event(type, **fields)
         elif type != "task-started" and self._eventer and self._eventer.enabled:
             self._eventer.send(type, uuid=self.id, **fields)
 
     def info(self, safe: bool = False) -> dict[str, Any]:  # noqa: ARG002  (Celery's)
-        """Return what remote control shows."""
+        """Return the fields for remote control."""
         found: dict[str, Any] = super().info(safe=True)
         return found
 
 
 def _bound(message: Any, arguments: Any, options: Any, embedded: Mapping[str, Any]) -> list[str] | None:
-    """Let a message say of what follows its task only what may follow, and return why it may not; None: it may.
+    """Restrict the followers in a message to allowed ones, and return why they were refused; None if they are allowed.
 
-    Celery carries that out in many places: at the end of the task, if it fails before it begins, if it has expired.
+    Celery runs them in many places: at the end of the task, if it fails before it starts, if it has expired.
     """
-    headers, refused = message.headers, None
+    headers = message.headers
+    refused = None
     in_headers = {name: headers.pop(name, None) for name in FOLLOWERS}  # Celery reads them there, too
     found = {name: embedded.get(name, in_headers[name]) for name in FOLLOWERS}
     try:
         following = followers(headers["id"], found)
     except UsageError as error:
-        following, refused = _chord_alone(headers["id"], found), [error.message, error.remedy]
-    if following != embedded:  # what else stands there would change the headers
+        following = _chord_alone(headers["id"], found)
+        refused = [error.message, error.remedy]
+    if following != embedded:  # other entries there would change the headers
         message.body = dumps([arguments, options, following])
         message._decoded_cache = None  # noqa: SLF001  (kombu keeps what it has read of the body)
     return refused
 
 
 def _request_in_chord(message: Any, task_id: str, backend: Any) -> Context | None:
-    """Return what counts an unusable message as a part of its chord; None: it is in none."""
+    """Return the request that counts an unusable message as a part of its chord; None if it is in none."""
     headers = message.headers
     group, index = headers.get("group"), headers.get("group_index")
     if not group or not isinstance(group, str) or not isinstance(index, int | None):
         return None
     chord = headers.get("chord")
     if not chord and UNUSABLE not in headers:
-        with suppress(Exception):  # the body is anything
+        with suppress(Exception):  # the body may be anything
             chord = message.decode()[2].get("chord")
     chord = _chord_alone(task_id, {"chord": chord})["chord"]
     if not chord and backend.client.get(backend.get_key_for_group(group, ".s")):
-        # The part that ends last says what the chord's body is, unless that is this one.
+        # The last part to end provides the chord's body, unless that is this one.
         chord = {"task": UNREADABLE, "options": {"task_id": new_key()}}
     return Context(id=task_id, group=group, group_index=index, chord=chord) if chord else None
 
 
 def chord_in(message: Any) -> Any:
-    """Return the chord of a message that cannot be used, from its headers or from its body; None: none can be read.
+    """Return the chord of an unusable message, from its headers or its body; None if there is no readable one.
 
-    Of JSON only the end is read, where what follows the task stands, and no more than the limits of a usable message
-    are ever unpacked.
+    Of JSON, only the end with the followers is parsed. At most the size limit of a usable message is ever decompressed.
     """
     try:
         headers, body = message.get("headers") or {}, message["body"]
@@ -291,14 +295,14 @@ def chord_in(message: Any) -> Any:
 
 
 def _chord_alone(task_id: str, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return of what follows a task only its chord, which waits for the count; nothing if that cannot be used."""
+    """Return only the chord of the followers, because its other parts wait for the count; empty if it is invalid."""
     with suppress(UsageError):
         return followers(task_id, {"chord": found["chord"]})
     return dict.fromkeys(FOLLOWERS)
 
 
 def shown(arguments: Any, options: Mapping[str, Any]) -> str:
-    """Return arguments as people may see them: the values of secrets masked, and cut."""
+    """Format arguments for display: secrets masked, and truncated."""
     secrets = options.get("secrets")
     values = [str(value) for value in secrets.values()] if isinstance(secrets, Mapping) else []
     if isinstance(arguments, Mapping):
@@ -310,13 +314,13 @@ def shown(arguments: Any, options: Mapping[str, Any]) -> str:
 
 
 def make_door_app(broker_url: str, result_url: str) -> Celery:
-    """Make the Celery application of the door.
+    """Make the Celery application of ingress workers.
 
     Args:
         broker_url: see `make_app`.
-        result_url: where results are kept, as kombu writes it.
+        result_url: the result backend, in kombu's format.
     """
-    # Or each callback that is sent would be listened for, by a worker that never asks.
+    # Otherwise Celery would subscribe to the result of each callback that is sent, which no ingress worker reads.
     _set_task_join_will_block(True)
     result_backend, login = split_login(result_url)
     app = make_app(
@@ -336,11 +340,11 @@ def make_door_app(broker_url: str, result_url: str) -> Celery:
         worker_enable_remote_control=True,
         broker_connection_timeout=2.0,
         broker_transport_options=TRANSPORT_OPTIONS
-        # A door that dies while it looks for what others have left holds the mutex of these looks.
+        # An ingress worker that dies while it restores unacknowledged messages holds the mutex of this check.
         | {"visibility_timeout": VISIBILITY_SECONDS, "unacked_mutex_expire": VISIBILITY_SECONDS}
         | {f"{name}_key": key for name, key in PLACES.items()},
     )
-    # Celery calls an errback that is registered here, with the door's rights; any other it sends.
+    # Celery runs an errback that is registered here with our rights; it sends any other one as a task.
     app.finalize(auto=True)
     for name in [name for name in app.tasks if not name.startswith(OWN_TASKS)]:
         app.tasks.unregister(name)

@@ -1,9 +1,9 @@
-"""The ends of the door's tasks, which the door itself carries out: results, chords, callbacks, events, progress.
+"""Completes ingress tasks in the ingress worker itself: results, chords, callbacks, events, progress.
 
-Nothing of it travels through the door's queue, so no result waits behind new tasks.
+Nothing of this uses the ingress queue, so no result waits behind new tasks.
 
-Holds: progress never overwrites how a task has ended. What follows a task is sent before its result is stored, under
-ids that belong to the task, so an end that is repeated after a crash sends the same tasks.
+Holds: progress never overwrites the final state of a task. Followers are sent before the result is stored, under ids
+derived from the task, so a completion that is repeated after a crash sends the same tasks.
 Does not: run on an event loop. Every method blocks.
 """
 
@@ -40,28 +40,28 @@ from deckhands.ingress.celery_app import AWAY
 
 RUN = "deckhands.run"
 KEPT = (*FOLLOWERS, "root_id", "parent_id", "group", "group_index", "ignore_result")
-"""What the end of a task needs of its message."""
+"""The fields of a task's message that its completion needs."""
 PROGRESS = "PROGRESS"
 HARD_LIMIT, SOFT_LIMIT = TimeLimitExceeded.__name__, SoftTimeLimitExceeded.__name__
 TIME_LIMITS: dict[str, type[Exception]] = {HARD_LIMIT: TimeLimitExceeded, SOFT_LIMIT: SoftTimeLimitExceeded}
-"""What callers expect of a task whose time is up."""
+"""The errors that callers expect of a task that exceeds its time limit."""
 RETRIED = (*AWAY, RedisError)
-"""Errors of the result backend or of the broker: a later attempt may succeed, see `is_temporary`."""
+"""Errors of the result backend or the broker after which a retry may succeed, see `is_temporary`."""
 TEMPORARY = (
     *(AskError, AuthenticationWrongNumberOfArgsError, ClusterDownError, ExecAbortError, NoScriptError),
     *(OutOfMemoryError, ReadOnlyError, TryAgainError),
 )
 TEMPORARY_CODES = ("BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED")
-"""Replies of a server that it gives to any client for a while; all others concern the command and stay."""
+"""Replies that a server gives to any client for a while. All others concern the command and are permanent."""
 MAX_CAUSES = 10
 DROPPED = ((), ("callbacks", "errbacks", "chain"), FOLLOWERS)
-"""What follows a task and is given up, step by step; the chord last, because others wait for its count."""
+"""The followers that are given up, step by step. The chord is last, because other tasks wait for its count."""
 
 _log = logging.getLogger(__name__)
 
 
 class TaskResults:
-    """The tasks of a door's application."""
+    """The tasks of the ingress application."""
 
     def __init__(self, app: Celery) -> None:
         self._app = app
@@ -78,18 +78,18 @@ class TaskResults:
         task: str = RUN,
         runtime_seconds: float | None = None,
     ) -> None:
-        """Do what Celery does at the end of a task: callbacks or errbacks, the chain, the result, the chord, an event.
+        """Do everything that Celery does at the end of a task: callbacks or errbacks, chain, result, chord, event.
 
         Idempotent under the task id, except that callbacks are sent again, under the same ids.
 
         Args:
-            kept: what the message of the task said of its end: the fields `KEPT`.
-            value: what the task returns, unless it has failed.
-            failure: how it has failed; what `revoked` returns: it was revoked.
+            kept: the fields `KEPT` of the task's message.
+            value: return value of the task, unless it has failed.
+            failure: the error of the task; the value of `revoked` if it was revoked.
 
         Raises:
-            OSError, OperationalError, RedisError: the broker or the result backend cannot be used; try again later.
-            Exception: what follows the task cannot be used, and never will.
+            OSError, OperationalError, RedisError: the broker or the result backend is unavailable; try again later.
+            Exception: a follower is invalid; do not retry.
         """
         request = Context(
             {name: kept.get(name) for name in KEPT},
@@ -112,7 +112,7 @@ class TaskResults:
             _task_stack.pop()
 
     def announce(self, kind: str, task_id: str, *, task: str = RUN, **fields: Any) -> None:
-        """Send an event of a task, such as `received`; without a broker, only the log says that it is missing.
+        """Send an event of a task, such as `received`. If the broker is unavailable, only log a warning.
 
         Celery itself sends none for a task whose agent works longer than its message is held.
         """
@@ -121,7 +121,7 @@ class TaskResults:
             with dispatcher(hostname=self._worker_name) as events:
                 policy = self._app.conf.task_publish_retry_policy
                 events.send(f"task-{kind}", uuid=task_id, name=task, retry=True, retry_policy=policy, **fields)
-        except RETRIED as error:  # what it announces has happened all the same
+        except RETRIED as error:  # a missing event must not fail the task
             _log.warning("the event %s of the task %s cannot be sent: %s", kind, ascii(task_id), error)
 
     def settle(
@@ -135,13 +135,13 @@ class TaskResults:
         task: str = RUN,
         runtime_seconds: float | None = None,
     ) -> None:
-        """Complete a task; if what follows it cannot be used, fail it, and carry out the rest of what follows.
+        """Complete a task. If its followers are invalid, fail the task, and send the remaining valid ones.
 
         Args:
-            unusable: returns the failure of a task whose followers cannot be used, for an error.
+            unusable: converts the error of an invalid follower to the failure of the task.
 
         Raises:
-            OSError, OperationalError, RedisError: the broker or the result backend cannot be used; try again later.
+            OSError, OperationalError, RedisError: the broker or the result backend is unavailable; try again later.
         """
         for dropped in (None, *DROPPED):
             rest = {name: found for name, found in kept.items() if name not in (dropped or ())}
@@ -151,19 +151,19 @@ class TaskResults:
                 if is_temporary(error) or dropped is FOLLOWERS:
                     raise
                 if dropped is None:
-                    _log.error("what follows the task %s cannot be carried out: %r", ascii(task_id), error)
+                    _log.error("the followers of the task %s cannot be sent: %r", ascii(task_id), error)
                     value, failure = None, unusable(error)
             else:
                 return
 
     def repeat(self, task_id: str, value: Any = None, *, failure: Exception | None = None) -> None:
-        """Store the result of a task again if it was forgotten or has expired; nothing that follows is sent again."""
+        """Store the result of a task again if it was lost or has expired. Followers are not sent again."""
         backend = self._app.backend
         if backend.get_state(task_id) not in states.READY_STATES:
             backend.store_result(task_id, value if failure is None else failure, _state_of(failure))
 
     def report_progress(self, task_id: str, progress: Mapping[str, Any]) -> bool:
-        """Let callers see how far a task has got, unless it has ended; return whether its caller has aborted it."""
+        """Publish the progress of a task that has not ended. Return whether its caller has aborted it."""
         backend = self._app.backend
         key = backend.get_key_for_task(task_id)
         with backend.client.pipeline() as pipe:
@@ -177,18 +177,19 @@ class TaskResults:
             pipe.multi()
             pipe.set(key, text, ex=backend.expires or None)
             pipe.publish(key, text)
-            with suppress(WatchError):  # what was written in the meantime is newer
+            with suppress(WatchError):  # the concurrent write is newer
                 pipe.execute()
         return False
 
     def _complete(self, request: Context, value: Any, failure: Exception | None) -> None:
-        backend, is_stored = self._app.backend, not request.ignore_result
+        backend = self._app.backend
+        is_stored = not request.ignore_result
         if isinstance(failure, TaskRevokedError):
             backend.mark_as_revoked(request.id, str(failure), request=request, store_result=is_stored)
         elif failure is not None:
             backend.mark_as_failure(request.id, failure, request=request, store_result=is_stored)
         else:
-            # Before the result is stored, which lists them as children.
+            # Before the result is stored, because it lists them as children.
             self._send_following(request, value)
             backend.mark_as_done(request.id, value, request, is_stored)
 
@@ -216,7 +217,7 @@ class TaskResults:
         self.announce(kinds[state], ending.request.id, task=ending.name, **event)
 
     def _ending(self, name: str) -> Task:
-        """Return the task; an evaluation's command, which ends tasks too, has none."""
+        """Return the task object; registers one for an evaluation's command, which has none."""
         if name not in self._app.tasks:
             self._app.register_task(type("Ending", (Task,), {"name": name, "run": lambda: None})())
         return self._app.tasks[name]
@@ -226,7 +227,7 @@ class TaskResults:
 
 
 def is_temporary(error: BaseException) -> bool:
-    """Return whether a later attempt may succeed; a command that the broker refuses is refused again."""
+    """Return whether a retry may succeed. A command that the broker refuses is refused again."""
     cause: BaseException | None = error
     for _ in range(MAX_CAUSES):
         if isinstance(cause, ResponseError):
@@ -236,7 +237,7 @@ def is_temporary(error: BaseException) -> bool:
 
 
 def revoked(reason: str) -> Exception:
-    """Return the failure of a task that was revoked; the reason is `terminated` or `expired`."""
+    """Return the failure of a revoked task. The reason is `terminated` or `expired`."""
     error: Exception = TaskRevokedError(reason)
     return error
 

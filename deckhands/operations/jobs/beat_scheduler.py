@@ -1,8 +1,8 @@
-"""The scheduler of the beat: celery-redbeat's, which believes of Celery's broker only when a job was last sent.
+"""The scheduler of the beat: celery-redbeat's, which trusts only the time of a job's last run in Celery's broker.
 
-Holds: what is sent, and how often, is what the application says; somebody who can write to the broker cannot have the
-beat send anything else, and what cannot be read there counts as never sent. A key of another type is removed, and so is
-a lock that nobody would ever leave. A beat that has lost the lock sends nothing until it has it again.
+Holds: the application alone decides which jobs are sent, and how often. A client that can write to the broker cannot
+make the beat send anything else; an unreadable entry counts as never sent. A key of another type is removed, and so is
+a lock that would never expire. A beat that has lost the lock sends nothing until it holds it again.
 Keys, in Celery's broker: see `celery_app`.
 """
 
@@ -18,15 +18,15 @@ from redis.exceptions import LockNotOwnedError, ResponseError
 from broker.celery import redis_url, split_login
 
 CLOCKS_DIFFER = timedelta(minutes=10)
-"""By how much the clocks of two beats may differ; a job was not sent later than that."""
+"""Tolerated difference between the clocks of two beats; a later last run is not believed."""
 
 _log = logging.getLogger(__name__)
 
 
 class BeatConfig(RedBeatConfig):  # type: ignore[misc]
-    """The settings of celery-redbeat, with the address of the application's broker.
+    """The settings of celery-redbeat, with the URL of the application's broker.
 
-    As a setting of the application the address would be shown by remote control, password included.
+    As a setting of the application, the URL with its password would be shown by remote control.
     """
 
     def either_or(self, name: str, default: Any = None) -> Any:
@@ -41,14 +41,14 @@ class BeatConfig(RedBeatConfig):  # type: ignore[misc]
 
 
 class JobEntry(RedBeatSchedulerEntry):  # type: ignore[misc]
-    """A periodic job and when it was last sent."""
+    """A periodic job and the time of its last run."""
 
     @classmethod
     def from_key(cls, key: str, app: Any = None) -> JobEntry:
         """Return the entry of a key.
 
         Raises:
-            KeyError: there is none yet, or the application knows no such job.
+            KeyError: it does not exist yet, or the application has no such job.
         """
         if not get_redis(app).exists(key):
             raise KeyError(key)
@@ -56,7 +56,7 @@ class JobEntry(RedBeatSchedulerEntry):  # type: ignore[misc]
 
     @classmethod
     def of_job(cls, name: str, app: Any) -> JobEntry:
-        """Return the entry of a job; of one whose entry was lost or damaged as if it had never been sent."""
+        """Return the entry of a job. A lost or damaged entry counts as never sent."""
         entry = cls(**app.conf.beat_schedule[name], name=name, app=app)
         entry.last_run_at = _last_sent(cls.generate_key(app, name), app, entry.default_now())
         return entry
@@ -68,12 +68,12 @@ def _last_sent(key: str, app: Any, now: datetime) -> datetime | None:
         if found is None or (isinstance(found, datetime) and found <= now + CLOCKS_DIFFER):
             return found
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, ResponseError):
-        _log.exception("when %s was last sent cannot be read", key)
+        _log.exception("the time of the last run of %s cannot be read", key)
     return None
 
 
 class JobScheduler(RedBeatScheduler):  # type: ignore[misc]
-    """Sends the jobs of the application, each when it is due, while it holds the lock."""
+    """Sends the jobs of the application when they are due, while it holds the lock."""
 
     Entry = JobEntry
 
@@ -82,7 +82,7 @@ class JobScheduler(RedBeatScheduler):  # type: ignore[misc]
         super().__init__(app, **options)
 
     def setup_schedule(self) -> None:
-        """Write down what is known of the jobs."""
+        """Write the known jobs to the broker."""
         self._clear_away()
         super().setup_schedule()
 
@@ -92,25 +92,25 @@ class JobScheduler(RedBeatScheduler):  # type: ignore[misc]
         return {name: JobEntry.of_job(name, self.app) for name in self.app.conf.beat_schedule}
 
     def tick(self, *arguments: Any, **options: Any) -> float:
-        """Send what is due, and return after how many seconds to look again."""
+        """Send the due jobs, and return the number of seconds until the next tick."""
         if self._clear_away() and self.lock is not None:
-            self.lock.acquire(blocking=False)  # it was ours, or another's who finds out the same way
+            self.lock.acquire(blocking=False)  # if another beat held it, that beat finds out in the same way
         try:
             seconds: float = super().tick(*arguments, **options)
         except LockNotOwnedError:
-            _log.warning("this beat stood still for longer than its lock lasts; it waits until the lock is free")
+            _log.warning("this beat was stopped for longer than its lock lasts; it waits for the lock")
             self.lock.acquire()
             return 0.0
         return seconds
 
     def _clear_away(self) -> bool:
-        """Remove what cannot be used, and return whether the lock was among it."""
+        """Remove unusable keys, and return whether the lock was among them."""
         conf, client = self.app.redbeat_conf, get_redis(self.app)
         kinds = {conf.schedule_key: "zset", conf.statics_key: "set"}
         kinds |= {JobEntry.generate_key(self.app, name): "hash" for name in self.app.conf.beat_schedule}
         for key, kind in kinds.items():
             if client.type(key) not in (kind, "none"):
-                _log.error("%s is no %s and is removed", key, kind)
+                _log.error("%s is not a %s and is removed", key, kind)
                 client.delete(key)
         try:
             client.smembers(conf.statics_key)
@@ -119,6 +119,6 @@ class JobScheduler(RedBeatScheduler):  # type: ignore[misc]
         left = client.pttl(conf.lock_key)
         if client.type(conf.lock_key) in ("string", "none") and left != -1 and left <= 1000 * conf.lock_timeout:
             return False
-        _log.error("the lock %s would never be left and is removed", conf.lock_key)
+        _log.error("the lock %s would never expire and is removed", conf.lock_key)
         client.delete(conf.lock_key)
         return True

@@ -1,9 +1,9 @@
 """The Celery application of jobs: the tasks `deckhands.jobs.*` on the queue of that name, and the beat that sends them.
 
-Holds: a job whose worker died comes back after `VISIBILITY_SECONDS`, which is longer than any job may take. What is
-under way is kept under separate keys, so that this time concerns no other application on the same broker. However many
-beats there are, one sends: it holds a lock, and another takes over when the lock lapses.
-Does not: keep what Celery's broker loses. A periodic job is sent again when it is due again.
+Holds: if a job's worker died, the job comes back after `VISIBILITY_SECONDS`, which is longer than any job may take.
+Unacknowledged messages have their own keys, so that this time affects no other application on the same broker. Of any
+number of beats, one sends: it holds a lock, and another takes over when the lock expires.
+Does not: keep messages that Celery's broker loses. A periodic job is sent again when it is next due.
 Keys, in Celery's broker: `deckhands:beat:*`.
 """
 
@@ -21,21 +21,21 @@ JOBS_PREFIX = "deckhands.jobs."
 JOBS_CONCURRENCY = 4
 VISIBILITY_SECONDS = 1_800
 MUTEX_SECONDS = 10
-"""How long a worker that dies while it looks for what others have left keeps others from looking."""
+"""If a worker dies while it restores unacknowledged messages, no other worker restores them for this time."""
 PLACES = {name: f"deckhands.jobs:{name}" for name in ("unacked", "unacked_index", "unacked_mutex")}
 SCHEDULER = "deckhands.operations.jobs.beat_scheduler:JobScheduler"
 BEAT_KEYS = "deckhands:beat:"
 BEAT_TURN_SECONDS = 2.0
-"""How long a beat sleeps at most, and how often one that waits looks at the lock."""
+"""Maximum sleep of a beat, and the interval at which a waiting beat checks the lock."""
 BEAT_LOCK_SECONDS = 10
-"""After this time without a turn of the beat that sends, another one sends."""
+"""If the sending beat has no tick for this time, another one takes over."""
 
 
 class JobRequest(Request):  # type: ignore[misc]
-    """A job's message; remote control shows its arguments as they are written in it, and cut."""
+    """A job's message. Remote control shows its arguments as they are in the message, truncated."""
 
     def info(self, safe: bool = False) -> dict[str, Any]:  # noqa: ARG002  (Celery's)
-        """Return what remote control shows."""
+        """Return the fields for remote control."""
         found: dict[str, Any] = super().info(safe=True)
         return found
 
@@ -45,10 +45,11 @@ def make_jobs_app(broker_url: str, result_url: str, schedule: dict[str, Any]) ->
 
     Args:
         broker_url: see `make_app`.
-        result_url: where results are kept, as kombu writes it.
-        schedule: Celery's `beat_schedule`: what a beat sends, and how often.
+        result_url: the result backend, in kombu's format.
+        schedule: Celery's `beat_schedule`: the jobs that a beat sends, and their intervals.
     """
-    (result_backend, login), (_, beat_login) = split_login(result_url), split_login(broker_url)
+    result_backend, login = split_login(result_url)
+    _, beat_login = split_login(broker_url)
     return make_app(
         "jobs",
         broker_url,
@@ -78,8 +79,8 @@ def make_jobs_app(broker_url: str, result_url: str, schedule: dict[str, Any]) ->
 
 
 def run_beat(app: Celery) -> None:
-    """Send what the application's schedule says, until this process is asked to stop.
+    """Send the jobs of the application's schedule until this process is asked to stop.
 
-    Ends with an error if another beat has taken the lock over; its supervisor starts it again, and it waits.
+    Ends with an error if another beat has taken the lock over. Its supervisor then restarts it, and it waits.
     """
     app.Beat(quiet=True, max_interval=BEAT_TURN_SECONDS, loglevel="INFO", redirect_stdouts=False).run()
