@@ -85,13 +85,13 @@ def make_app(gateway: Gateway) -> FastAPI:
 
 @contextlib.asynccontextmanager
 async def _running(app: FastAPI) -> AsyncGenerator[None]:
-    """Answer MCP while the server runs."""
+    """Run the MCP session manager while the server runs."""
     async with app.state.agent_tools.manager.run():
         yield
 
 
 def guarded(gateway: Gateway) -> ASGIApp:
-    """Return the application with its guard, as it is served."""
+    """Return the application behind its guard, as it is served."""
     app: ASGIApp = Guard(make_app(gateway), gateway)
     if gateway.options.origins:
         app = CORSMiddleware(

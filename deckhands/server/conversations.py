@@ -1,4 +1,4 @@
-"""Conversations: begin, list, read, and act on one."""
+"""Conversations: create, list, read, and act on one."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ Act = Callable[[Client], Awaitable[Any]]
 
 
 def _body(principal: Principal, request: TaskSpec) -> TaskSpec:
-    """Return a request, limited to the key's tenant.
+    """Return a task, limited to the key's tenant.
 
     Raises:
-        UsageError: it names another tenant, or a key beside the header.
+        UsageError: the task names another tenant, or an idempotency key besides the header.
     """
     if request.idempotency_key is not None:
         raise UsageError("idempotency_key: the header Idempotency-Key is the key here.", remedy="Leave it out.")
@@ -81,7 +81,7 @@ def _body(principal: Principal, request: TaskSpec) -> TaskSpec:
 
 
 def _continued(request: Request, task: TaskSpec) -> TaskSpec:
-    """Return the task with the trace of the request, if its header names one."""
+    """Return the task with the trace context of the request, if its header has one."""
     found = checked_traceparent(request.headers.get("traceparent"))
     return task if found is None or task.traceparent else task.model_copy(update={"traceparent": found})
 
@@ -89,13 +89,13 @@ def _continued(request: Request, task: TaskSpec) -> TaskSpec:
 async def begin(
     gateway: Gateway, principal: Principal, task: TaskSpec, own: str | None, *, is_watched: bool = False
 ) -> str:
-    """Begin a conversation for a principal, and return its id. Idempotent under the same key; see `Client.submit`.
+    """Create a conversation for a principal, and return its id. Idempotent under the same key; see `Client.submit`.
 
     Args:
-        is_watched: somebody wants pieces of its replies, from the first one on.
+        is_watched: stream pieces of its replies, from the first one on.
     """
     request = _body(principal, task).model_copy(update={"idempotency_key": own})
-    if own is None and request.tools:  # a repeated request is answered whatever is offered by now
+    if own is None and request.tools:  # a repeated request gets its answer even if the offers have changed
         await ToolOffers(gateway.store).choose(request.tools, limit_seconds=OFFERS_SECONDS)
     conversation_id = id_in(None, own)
     source = task.place().source
@@ -103,7 +103,8 @@ async def begin(
     if is_watched:
         await LiveText(gateway.store, conversation_id).announce()
     begun = await gateway.client.submit(request, conversation_id=conversation_id, role="server")
-    await gateway.uploads.claim(principal.tenant, conversation_id, source)  # after it: what is refused keeps its end
+    # last, so that the upload of a refused task still expires
+    await gateway.uploads.claim(principal.tenant, conversation_id, source)
     return begun
 
 
@@ -116,10 +117,10 @@ async def begin_once(
     *,
     is_watched: bool = False,
 ) -> str:
-    """Begin what a request asks for, and return the id; the same request under the same key means the same one.
+    """Create the conversation of a request, and return its id. A repeat under the same key returns the same id.
 
     Args:
-        is_watched: a reader wants pieces of its replies, from the first one on.
+        is_watched: stream pieces of its replies, from the first one on.
 
     Raises:
         KeyReused: the key belongs to another request.
@@ -140,7 +141,7 @@ async def begin_once(
 async def create(
     gateway: GatewayOf, principal: Writer, request: Request, task: NewConversation, key: IdempotencyKey = None
 ) -> Response:
-    """Begin a conversation with a task. It takes the fields of docs/producing-work.md, but for `idempotency_key`."""
+    """Create a conversation with a task. It takes the fields of docs/producing-work.md except `idempotency_key`."""
     own = own_key(principal, key)
     traced = _continued(request, task)
 
@@ -169,7 +170,7 @@ async def listing(
 ) -> Response:
     """List the conversations of the key's tenant in the store, newest first.
 
-    Pages skip and repeat nothing while conversations begin or are deleted. A page may hold fewer than `limit`.
+    Pages skip and repeat nothing while conversations are created or deleted. A page may hold fewer than `limit`.
     """
     if unknown := sorted(set(state) - STATES):
         raise UsageError(
@@ -195,7 +196,7 @@ async def listing(
 
 
 def _listed(rows: Sequence[ConversationRow], place: Place | None) -> Response:
-    """Return a page. Rows are checked once, when they are read, because long pages are requested often."""
+    """Return a page. Rows are validated once, when read, because long pages are requested often."""
     page = {"conversations": [listed(row) for row in rows], "next_cursor": cursor_of(place)}
     text = json.dumps(page, ensure_ascii=False, separators=(",", ":"))
     return Response(text.encode("utf-8", "replace"), media_type="application/json")
@@ -235,7 +236,7 @@ async def show(
     response: Response,
     if_none_match: Annotated[str | None, Header(alias="If-None-Match")] = None,
 ) -> Result:
-    """Show the summary of a conversation, also of one that is archived. The ETag changes with what is shown."""
+    """Show the summary of a conversation, archived ones included. The ETag changes with the summary."""
     found = await result_of(gateway.client, conversation_id)
     etag = etag_of(found)
     if if_none_match is not None and etag in if_none_match:
@@ -249,7 +250,7 @@ async def _done(client: Client, conversation_id: str) -> dict[str, Any]:
 
 
 class _Acts:
-    """One action on a conversation: recorded with its author and reason, once under its idempotency key."""
+    """Performs one action on a conversation: recorded with its author and reason, once per idempotency key."""
 
     def __init__(self, gateway: GatewayOf, request: Request, key: IdempotencyKey = None) -> None:
         self._gateway, self._request, self._key = gateway, request, key
@@ -257,10 +258,10 @@ class _Acts:
     async def __call__(
         self, principal: Principal, conversation_id: str, action: str, reason: str, act: Act, *, status: int = 202
     ) -> Response:
-        """Carry it out, and answer with its result, or else with the conversation's state afterwards.
+        """Perform the action, and return its result or, without one, the conversation's new state.
 
         Raises:
-            Problem: it is not possible in the conversation's current state.
+            Problem: the action is not possible in the conversation's current state.
         """
         own = own_key(principal, self._key)
         client = self._gateway.acting(principal, action, reason, key=own)
@@ -275,7 +276,7 @@ class _Acts:
                     if isinstance(error, ModelNotOffered):
                         raise
                     raise Problem(409, "conflict", error.message, remedy=error.remedy) from error
-                found = None  # an earlier attempt has done it, its answer was lost, and the conversation has moved on
+                found = None  # an earlier attempt succeeded, its answer was lost, and the conversation has moved on
             return found if isinstance(found, dict) else await _done(client, conversation_id)
 
         return await once(self._gateway, self._request, own, carry_out, status=status)
@@ -287,7 +288,7 @@ CONFLICT: dict[int | str, dict[str, Any]] = {409: {"description": "it is not in 
 
 @routes.post("/{conversation_id}/messages", status_code=202, response_model=Done, responses=CONFLICT)
 async def message(principal: Writer, conversation_id: Written, acts: Acts, new: NewMessage) -> Response:
-    """Send a message to the agent, which continues whatever its state."""
+    """Send a message to the agent, which then continues from any state."""
     return await acts(
         principal,
         conversation_id,
@@ -305,13 +306,13 @@ async def message(principal: Writer, conversation_id: Written, acts: Acts, new: 
 
 @routes.post("/{conversation_id}/pause", status_code=202, response_model=Done, responses=CONFLICT)
 async def pause(principal: Operator, conversation_id: Operated, acts: Acts, why: Reason) -> Response:
-    """Ask for a pause: what runs is finished, nothing new is started."""
+    """Pause: running work is finished, nothing new is started."""
     return await acts(principal, conversation_id, "pause", why.reason, lambda client: client.pause(conversation_id))
 
 
 @routes.post("/{conversation_id}/resume", status_code=202, response_model=Done, responses=CONFLICT)
 async def resume(principal: Operator, conversation_id: Operated, acts: Acts, why: Resumption) -> Response:
-    """Continue a conversation that was paused, was stopped or has failed."""
+    """Continue a conversation that was paused or stopped, or has failed."""
     return await acts(
         principal,
         conversation_id,
@@ -323,7 +324,7 @@ async def resume(principal: Operator, conversation_id: Operated, acts: Acts, why
 
 @routes.post("/{conversation_id}/confirm", status_code=202, response_model=Done, responses=CONFLICT)
 async def confirm(principal: Writer, conversation_id: Written, acts: Acts, answer: Confirmation) -> Response:
-    """Run the action that the agent asks about."""
+    """Run the action that awaits confirmation."""
     return await acts(
         principal,
         conversation_id,
@@ -335,7 +336,7 @@ async def confirm(principal: Writer, conversation_id: Written, acts: Acts, answe
 
 @routes.post("/{conversation_id}/reject", status_code=202, response_model=Done, responses=CONFLICT)
 async def reject(principal: Writer, conversation_id: Written, acts: Acts, answer: Rejection) -> Response:
-    """Refuse the action that the agent asks about. With a reason, the agent reads it and continues."""
+    """Reject the action that awaits confirmation. The agent reads the reason, if given, and continues."""
     return await acts(
         principal,
         conversation_id,
@@ -347,13 +348,13 @@ async def reject(principal: Writer, conversation_id: Written, acts: Acts, answer
 
 @routes.post("/{conversation_id}/cancel", status_code=202, response_model=Done, responses=CONFLICT)
 async def cancel(principal: Operator, conversation_id: Operated, acts: Acts, why: Reason) -> Response:
-    """Stop a conversation and what runs in it. One that is over is left alone."""
+    """Stop a conversation and its running work. A conversation that is over does not change."""
     return await acts(principal, conversation_id, "cancel", why.reason, lambda client: client.cancel(conversation_id))
 
 
 @routes.post("/{conversation_id}/close", status_code=202, response_model=Done, responses=CONFLICT)
 async def close(principal: Operator, conversation_id: Operated, acts: Acts, why: Reason) -> Response:
-    """Take no more events, end the workspace's processes, and let its files expire. It has to be over."""
+    """Close a conversation that is over: it takes no more events, its processes end, and its files expire."""
     return await acts(principal, conversation_id, "close", why.reason, lambda client: client.close(conversation_id))
 
 
@@ -367,7 +368,7 @@ async def fork(
     new: Fork,
     key: IdempotencyKey = None,
 ) -> Response:
-    """Begin a conversation with the events of this one, and continue from there. This one stays as it is."""
+    """Create a conversation with a copy of this one's events, and continue from there. This one does not change."""
     own = own_key(principal, key)
 
     async def act() -> dict[str, str]:
@@ -390,7 +391,7 @@ async def restore(gateway: GatewayOf, principal: Operator, conversation_id: Oper
 
 @routes.delete("/{conversation_id}", status_code=204, responses=CONFLICT)
 async def delete(gateway: GatewayOf, principal: Operator, conversation_id: Operated, reason: Why) -> Response:
-    """Delete a conversation that rests, with its delegates, from the store and the archive."""
+    """Delete an idle conversation and its delegates from the store and the archive."""
     await gateway.record(principal, "delete", conversation_id, reason)
     try:
         await gateway.client.delete(conversation_id)

@@ -1,7 +1,7 @@
-"""The OpenAPI 3.1 document: scopes, problems and complete examples beside what FastAPI knows of the routes.
+"""The OpenAPI 3.1 document: FastAPI's document with scopes, problems and complete examples added.
 
-Holds: a body of JSON has an example that fits its schema, if all of its parts have one; every answer that is not a
-success has the form of errors of its path.
+Holds: a JSON body has an example that fits its schema, if all of its parts have one; every answer that is not a success
+has the error format of its path.
 """
 
 from __future__ import annotations
@@ -94,15 +94,15 @@ RPC_PATHS = ("/mcp", "/a2a")
 
 
 def operation_id(route: APIRoute) -> str:
-    """Name an operation after its router and its function, for generated clients."""
+    """Return the id of an operation for generated clients: its router and its function."""
     return f"{route.tags[0] if route.tags else 'server'}_{route.name}".replace("-", "_")
 
 
 def document_of(app: FastAPI, needed: Mapping[str, Needs | None]) -> dict[str, Any]:
-    """Return the document of an application, made once.
+    """Return the document of an application. It is built once.
 
     Args:
-        needed: what each operation needs, by its id.
+        needed: the requirement of each operation, by operation id.
     """
     if app.openapi_schema is not None:
         return app.openapi_schema
@@ -132,14 +132,14 @@ def document_of(app: FastAPI, needed: Mapping[str, Needs | None]) -> dict[str, A
 
 
 def operations_in(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield the path, the method and the operation of each."""
+    """Yield each operation with its path and its method."""
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             yield path, method, operation
 
 
 def errors_of(path: str) -> dict[str, Any]:
-    """Return the content of an answer that is not a success."""
+    """Return the content of an error answer."""
     if path.startswith(OPENAI_PATHS):
         return {JSON: {"schema": {"$ref": "#/components/schemas/OpenAIError"}}}
     found = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
@@ -149,7 +149,7 @@ def errors_of(path: str) -> dict[str, Any]:
 
 
 def bodies_in(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name and the content of each body of JSON: of requests and of answers."""
+    """Yield the name and the content of each JSON body of requests and answers."""
     for path, method, operation in operations_in(document):
         bodies = {"request": operation.get("requestBody", {}), **operation["responses"]}
         for name, body in bodies.items():
@@ -159,7 +159,7 @@ def bodies_in(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def add_examples(document: dict[str, Any]) -> None:
-    """Give each body of JSON an example; one with a part that has none stays without, which a test finds."""
+    """Add an example to each JSON body. A body with a part that has no example gets none; a test reports it."""
     examples = Examples(document["components"]["schemas"])
     for name, content in bodies_in(document):
         if "example" not in content and "examples" not in content:

@@ -1,6 +1,6 @@
-"""Examples for whole bodies, put together from those of their parts.
+"""Examples for whole bodies, assembled from the examples of their parts.
 
-Holds: nothing is invented: each value is an example, a default or the only choice that a schema names.
+Holds: no value is invented: each is an example, a default or the only choice of a schema.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ PARTS = "#/components/schemas/"
 
 
 class NoExample(Exception):
-    """A part has nothing to be shown by; its text names the part."""
+    """A part has no example; the text names the part."""
 
 
 class Examples:
-    """What the schemas of a document are shown by.
+    """Builds examples for the schemas of a document.
 
     Args:
         schemas: the components of the document, by name.
@@ -30,7 +30,7 @@ class Examples:
         """Return an example of a schema.
 
         Raises:
-            NoExample: a part that has to be there has none.
+            NoExample: a required part has none.
         """
         if "$ref" in schema:
             name = str(schema["$ref"]).removeprefix(PARTS)
@@ -55,7 +55,7 @@ class Examples:
         raise NoExample(where)
 
     def _object(self, schema: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """Return all that has to be there, and what has an example."""
+        """Return the required properties, and the optional ones that have an example."""
         needed = schema.get("required", ())
         shown = {
             name: part

@@ -1,6 +1,6 @@
-"""Bodies of JSON whose values have the types that the OpenAPI document promises: a number is no text of one.
+"""JSON bodies whose values must have the types that the OpenAPI document promises: a string is no number.
 
-Holds: what Pydantic would convert, such as `"3"` to 3 or 1 to true, is refused where the schema of a body says another
+Holds: values that Pydantic would convert, such as `"3"` to 3 or 1 to true, are refused if the schema gives another
 type; the error names the place. A number without a fraction is an integer, as in JSON Schema.
 Does not: check anything but types; the models do.
 """
@@ -49,10 +49,10 @@ def _schema_of(model: type[BaseModel]) -> Mapping[str, Any]:
 def _faults(
     schema: Mapping[str, Any], value: Any, whole: Mapping[str, Any], place: tuple[str | int, ...]
 ) -> Iterator[Fault]:
-    """Yield what is of another type than a schema says.
+    """Yield the values whose type differs from the schema.
 
     Args:
-        whole: has the definitions that the schema refers to.
+        whole: the root schema, with the definitions that the schema refers to.
     """
     if "$ref" in schema:
         schema = whole["$defs"][schema["$ref"].rpartition("/")[2]]
@@ -80,7 +80,7 @@ def _faults(
 
 
 def _depth(faults: list[Fault]) -> int:
-    """Say how near a way came that does not fit: the deeper its first fault, the more of it did."""
+    """Rank a failed alternative of a union: the deeper its first fault, the better the alternative fits."""
     return len(faults[0][0])
 
 
@@ -100,4 +100,4 @@ def _is_of(kind: str, value: Any) -> bool:
             return kind == "object"
         case list():
             return kind == "array"
-    return True  # not from JSON
+    return True  # no JSON type

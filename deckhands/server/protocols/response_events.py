@@ -1,8 +1,8 @@
 """One response of OpenAI's API: as an object, and as the events of a stream.
 
-Holds: what is handed out of a text or a summary in pieces is, put together, what its `done` and the response have. All
-that the agent says is one message, and all that it does one reasoning item; each is opened by what comes first of it,
-and closed before the response is completed.
+Holds: the pieces of a text or a summary, put together, equal its `done` event and the response. All the agent's
+messages form one message item, and all its actions one reasoning item; each is opened by its first part, and closed
+before the response is completed.
 Does not: choose the words; `spoken` does.
 """
 
@@ -25,10 +25,10 @@ class Written:
     """One response.
 
     Args:
-        is_live: what the agent says is handed out as it is written.
+        is_live: stream the agent's messages as they are written.
 
     Attributes:
-        _opened: the items of the output that have begun, `msg` or `rs`, in their order.
+        _opened: the open items of the output, `msg` or `rs`, in their order.
         _said: the pieces of the message.
         _done: the parts of the reasoning summary.
     """
@@ -49,13 +49,13 @@ class Written:
         return self._response("completed", [self._message("completed", answer_in(summary, self._chat))], summary)
 
     def first(self) -> bytes:
-        """Return what a stream begins with."""
+        """Return the first events of a stream."""
         begun = self._response("in_progress", [])
         kinds = ("response.created", "response.in_progress")
         return b"".join(self._event(kind, response=begun) for kind in kinds)
 
     def of(self, item: Item) -> bytes:
-        """Return an item as server-sent events."""
+        """Convert an item to server-sent events."""
         if item.kind == "problem":
             return self._failed(item.content)
         if item.kind == "end":
@@ -67,7 +67,7 @@ class Written:
         return b"".join(self._deed(described(item.content, has_thought=self._spoken is None)))
 
     def _words(self, words: str) -> Iterator[bytes]:
-        """Hand out what the agent says."""
+        """Send a piece of the agent's message."""
         if not words:
             return
         place = self._place("msg")
@@ -78,7 +78,7 @@ class Written:
         yield self._event("response.output_text.delta", **place, content_index=0, delta=words, logprobs=[])
 
     def _deed(self, deed: str) -> Iterator[bytes]:
-        """Hand out what the agent does, as one part of the summary."""
+        """Send an action of the agent, as one part of the summary."""
         if not deed:
             return
         if not self._done:
@@ -97,7 +97,7 @@ class Written:
             return
         answer = answer_in(summary, self._chat)
         yield from self._words(answer if self._spoken is None else self._spoken.end(answer))
-        if not self._said:  # an answer without a word is a message too
+        if not self._said:  # an empty answer still needs a message item
             yield from self._open("msg", self._message("in_progress"))
             part = _text_part("")
             yield self._event("response.content_part.added", **self._place("msg"), content_index=0, part=part)
@@ -120,12 +120,12 @@ class Written:
         yield self._event("response.output_item.added", output_index=self._opened.index(kind), item=item)
 
     def _place(self, kind: str) -> dict[str, Any]:
-        """Return where an item is that has begun or is about to."""
+        """Return the index of an item that is open or about to be opened."""
         index = self._opened.index(kind) if kind in self._opened else len(self._opened)
         return {"item_id": f"{kind}_{self._name}", "output_index": index}
 
     def _output(self, status: str) -> list[dict[str, Any]]:
-        """Return the items that have begun."""
+        """Return the items opened so far."""
         text = "".join(self._said)
         made = {"msg": self._message(status, text), "rs": self._reasoning(status)}
         return [made[kind] for kind in self._opened]

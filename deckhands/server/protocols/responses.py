@@ -1,8 +1,8 @@
-"""Agents behind OpenAI's Responses API: what chat completions are, with ids that continue a conversation.
+"""Agents behind OpenAI's Responses API: like chat completions, with ids that continue a conversation.
 
-Holds: the id of a response names its conversation and the event before it, so any server knows it; the text of an
-answer is what the agent said last, and of a stream all that it says, as it is written, each word once.
-Does not: keep responses; `GET /conversations/ID` has what became of one.
+Holds: the id of a response names its conversation and the event before it, so any server can resolve it; the text of an
+answer is the agent's last message; a stream has all its messages, as they are written, each word once.
+Does not: store responses; `GET /conversations/ID` shows the result of one.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ async def respond(
     deltas: Annotated[bool, Query(description="false: a stream has only the answer, and has it whole")] = True,
     key: IdempotencyKey = None,
 ) -> Response:
-    """Begin a conversation with the input, or continue the one of `previous_response_id` with it.
+    """Create a conversation with the input, or continue the one of `previous_response_id` with it.
 
-    The answer comes when the conversation has settled. After the timeout its status is `incomplete`, and the
+    The answer is sent when the conversation has settled. After the timeout its status is `incomplete`, and the
     conversation continues.
     """
     chat = asked.as_chat()

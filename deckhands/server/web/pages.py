@@ -1,6 +1,7 @@
 """The files of the web page. They are public and contain no data; the page reads data with its reader's key.
 
-Holds: only files of this room, read once; scripts come only from this server, and no text becomes markup.
+Holds: only files of this folder, read once; scripts are loaded only from this server, and no text is inserted as
+markup.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ def files() -> Mapping[str, tuple[bytes, bytes]]:
 
 @dataclass(frozen=True)
 class Pages:
-    """An ASGI application that answers with these files."""
+    """An ASGI application that serves these files."""
 
     files: Mapping[str, tuple[bytes, bytes]] = field(default_factory=files)
 
     def has(self, scope: Scope) -> bool:
-        """Say whether a request asks for one of them."""
+        """Return whether a request is for one of them."""
         return scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and scope["path"] in self.files
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (ASGI's signature)
-        """Answer with the file."""
+        """Send the file."""
         content, kind = self.files[scope["path"]]
         headers = [
             (b"content-type", kind),

@@ -1,4 +1,4 @@
-"""How a page logs in with a one-time link."""
+"""Login of a page with a one-time link."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class NewEntry(BaseModel):
 
 
 class Entry(BaseModel):
-    """The key that a link leads to."""
+    """The key of a one-time link."""
 
     token: str = Field(examples=["dh_…"])
 
 
 @routes.post("/entries", status_code=201, summary="Enter by a one-time link")
 async def enter(gateway: GatewayOf, new: NewEntry) -> Entry:
-    """Exchange the ticket of `deckhands open --link` for its key, once. It needs no key."""
+    """Exchange the ticket of `deckhands open --link` for its key, once. Needs no key."""
     token = await gateway.tickets.take_entry(new.ticket)
     if not token:
         raise Refused("unauthorized", "The link is no longer valid.", remedy="Make a new one: deckhands open --link.")
