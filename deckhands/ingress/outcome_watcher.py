@@ -1,10 +1,9 @@
-"""The watcher of outcomes: finds conversations that got on while somebody waits for them, and answers those who wait.
+"""The outcome watcher: finds awaited conversations with progress, and answers their callers.
 
-Notices lead to most of them at once; a sweep finds what a lost notice, a lost tail of the store or a door that died has
-left. Progress is reported at most once a second for each conversation.
+Most are found at once by notices. A sweep finds those whose notice was lost, with a lost tail of the store or a dead
+worker. Progress is reported at most once a second per conversation.
 
-Holds: a notice is acknowledged after its conversation has been looked at; one conversation that cannot be read concerns
-no other.
+Holds: a notice is acknowledged after its conversation was checked; an unreadable conversation does not affect others.
 Keys: `deck:{k}:notices`, group `doors`.
 """
 
@@ -41,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class OutcomeWatcher:
-    """Looks at conversations, as one door."""
+    """Checks conversations for one worker."""
 
     def __init__(self, desk: Desk, runs: Runs, worker_id: str) -> None:
         self._desk, self._runs, self._worker_id = desk, runs, worker_id
@@ -56,7 +55,7 @@ class OutcomeWatcher:
         self.looks = 0
 
     async def read_notices(self, names: ShardKeys) -> None:
-        """Look at what notices of a shard lead to, for ever."""
+        """Process the notices of a shard, forever."""
         reader = GroupReader(self._store, GROUP, self._worker_id, [names.notices])
         try:
             while True:
@@ -66,7 +65,7 @@ class OutcomeWatcher:
             await reader.aclose()
 
     async def keep_up(self) -> None:
-        """Do what is due each second, for ever: the sweep, and notices of dead doors."""
+        """Run the sweep and claim the notices of dead workers, each second, forever."""
         while True:
             await asyncio.sleep(UPKEEP_SECONDS)
             for part in (self._look_at_forsaken, self._look_at_overdue):
@@ -85,7 +84,7 @@ class OutcomeWatcher:
             await asyncio.gather(*(self._look(cid, is_sweep=True) for cid in overdue))
 
     async def report_progress(self) -> None:
-        """Tell callers how far their conversations have got, each second, for ever."""
+        """Report the progress of conversations to their callers, each second, forever."""
         while True:
             await asyncio.sleep(UPKEEP_SECONDS)
             getting_on, self._getting_on = self._getting_on, set()
@@ -109,7 +108,7 @@ class OutcomeWatcher:
                 await self._store.call_many(commands)
 
     async def _forsaken(self, names: ShardKeys) -> list[tuple[bytes, list[bytes]]]:
-        """Take over notices that another door has had for long."""
+        """Claim notices that another worker has held too long."""
         idle_ms = int(FORSAKEN_AFTER_SECONDS * 1000)
         after = self._forsaken_after.get(names.shard, "0-0")
         command = ("XAUTOCLAIM", names.notices, GROUP, self._worker_id, idle_ms, after, "COUNT", BATCH)
@@ -147,9 +146,9 @@ class OutcomeWatcher:
                 self._ended_ids.add(caller.conversation_id)
 
     async def complete_ended(self) -> None:
-        """Complete the tasks of runs that have ended, one after the other, for ever.
+        """Complete the tasks of ended runs, one after the other, forever.
 
-        Apart from the looks, which must not wait for a result backend that is away.
+        Separate from the checks, which must not wait for an unavailable result backend.
         """
         while True:
             completion = asyncio.create_task(self._complete(await self._ended.get()))
@@ -191,9 +190,9 @@ class OutcomeWatcher:
 
 
 async def answer_stream(desk: Desk, replies: Replies, caller: Caller) -> None:
-    """Tell a producer of the inbox how its conversation has ended.
+    """Send a producer of the inbox the outcome of its conversation.
 
-    If its name belongs to a producer of another tenant by now, the outcome is dropped.
+    If its name now belongs to a producer of another tenant, the outcome is dropped.
     """
     found = await desk.callers.of(caller.conversation_id)
     if found is None or not found.outcome:  # deleted meanwhile

@@ -1,12 +1,12 @@
-"""`deckhands.run`, an agent's whole run as one Celery task, in two halves that hold nothing in between.
+"""`deckhands.run`, an agent's whole run as one Celery task, in two parts with no process held in between.
 
-The message of the task starts the conversation and ends without a result. When the conversation has settled, a door
-completes the task in its own process: it stores the result and sends callbacks, chains and chords as Celery does. This
-needs no second message, so no result waits behind new tasks.
+The message of the task starts the conversation and ends without a result. When the conversation has settled, an ingress
+worker completes the task in its own process: it stores the result and sends callbacks, chains and chords as Celery
+does. This needs no second message, so results do not queue behind new tasks.
 
-Holds: a task id starts one conversation and has one outcome. A completion that fails because the broker or the result
-backend is away is repeated until it succeeds. If a door dies in the middle, another one sends the callbacks again under
-the same ids. A message that comes after the end stores the result again if it is gone, and sends no callback.
+Holds: a task id starts one conversation and has one outcome. If the broker or the result backend is unavailable,
+completion is retried until it succeeds. If a worker crashes during completion, another one sends the callbacks again
+under the same ids. A message redelivered after the end stores the result again if it is gone, and sends no callback.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class RunMessage:
     """One message of a run.
 
     Attributes:
-        previous: arguments by position.
-        options: arguments by name.
-        kept: what Celery is to do when the task has ended, see `door_results.KEPT`.
+        previous: positional arguments.
+        options: keyword arguments.
+        kept: the fields that Celery needs when the task completes, see `door_results.KEPT`.
         priority: of the message; 0: none.
-        time_limits: of the message, in seconds: the hard one and the soft one; None: there are none.
-        refused: why what surrounds the request cannot be used; None: it can.
-        shown: what monitors see of the message.
+        time_limits: of the message, in seconds: the hard one and the soft one; None: no limit.
+        refused: why the properties of the message are invalid; None: they are valid.
+        shown: the fields that monitors see.
     """
 
     task_id: str
@@ -77,12 +77,12 @@ class RunMessage:
     shown: Mapping[str, Any] = field(default_factory=dict)
 
     def request(self) -> tuple[TaskSpec, bytes | None, str]:
-        """Return what is asked for, the file that its workspace starts with, and the time limit that bounds it.
+        """Return the request, the file for its workspace, and the time limit that bounds it.
 
-        The time limit is the name of its exception; empty: none bounds the run.
+        The time limit is the name of its exception; empty if none bounds the run.
 
         Raises:
-            UsageError: it cannot be used.
+            UsageError: the request is invalid.
         """
         if self.refused is not None:
             raise self.refused
@@ -102,11 +102,11 @@ class Runs:
         self._threads = ThreadPoolExecutor(COMPLETIONS_AT_ONCE, thread_name_prefix="completion")
 
     async def take(self, message: RunMessage) -> None:
-        """Start a conversation. Idempotent: a second message completes or repeats what has ended.
+        """Start a conversation. Idempotent: a second message completes or repeats a run that has ended.
 
         Raises:
-            UsageError: the request cannot be used; nothing was begun.
-            AdmissionRefused: it cannot begin now; nothing was begun.
+            UsageError: the request is invalid; nothing was started.
+            AdmissionRefused: it cannot start now; nothing was started.
         """
         desk, conversation_id = self._desk, conversation_of_task(message.task_id)
         caller = await desk.callers.of(conversation_id)
@@ -152,7 +152,7 @@ class Runs:
         await self._stop_if_revoked(message.task_id)
 
     async def revoke(self, task_id: str) -> None:
-        """Stop a run, whether it has begun or not. Idempotent; one that has ended is left alone."""
+        """Stop a run, started or not. Idempotent; a run that has ended does not change."""
         desk, conversation_id = self._desk, conversation_of_task(task_id)
         await desk.revocations.revoke(task_id)
         caller = await desk.callers.of(conversation_id)
@@ -166,7 +166,7 @@ class Runs:
         await self.complete(conversation_id)
 
     async def _stop_if_revoked(self, task_id: str) -> None:
-        """Stop a run that works although its task was revoked: it began after the revocation had looked for it."""
+        """Stop a run whose task is revoked: it may have started after the revocation looked for it."""
         desk, conversation_id = self._desk, conversation_of_task(task_id)
         if not await desk.revocations.is_revoked(task_id):
             return
@@ -174,14 +174,14 @@ class Runs:
         state = meta.get("state", "")
         if not meta or (state in set(AgentState) and is_settled(AgentState(state))):
             return
-        if not any(map(_ends, await desk.client.log.read(conversation_id))):  # else a person has continued it
+        if not any(map(_ends, await desk.client.log.read(conversation_id))):  # otherwise a user has continued it
             await desk.client.cancel(conversation_id)
             await desk.callers.decide(conversation_id, REVOKED)
 
     async def complete(self, conversation_id: str) -> None:
-        """Complete the task of a run whose outcome is decided; do nothing if it is not. Idempotent.
+        """Complete the task of a run whose outcome is decided; do nothing if it is undecided. Idempotent.
 
-        If the broker or the result backend is away, or this door dies, the sweep over those who wait tries again.
+        If the broker or the result backend is unavailable, or this worker crashes, the sweep over callers tries again.
         """
         callers = self._desk.callers
         caller = await callers.of(conversation_id)
@@ -193,7 +193,7 @@ class Runs:
         await callers.look_later(caller)
         if not await callers.lock(conversation_id, new_key()):
             return
-        now = await callers.of(conversation_id)  # another door may have completed it, and given the lock back
+        now = await callers.of(conversation_id)  # another worker may have completed it, and released the lock
         if now is None or now.is_answered:
             return
         failpoint("door.before_result")
@@ -216,10 +216,10 @@ class Runs:
         await callers.answered(conversation_id)
 
     async def in_flight(self, *, has_started: bool) -> list[dict[str, Any]]:
-        """Return runs that wait for their end, as Celery's remote control shows tasks; each door shows the same.
+        """Return unfinished runs as Celery's remote control shows tasks; every ingress worker returns the same.
 
         Args:
-            has_started: those whose agents work; otherwise those that have not started.
+            has_started: return those whose agents work; otherwise those that have not started.
         """
         found, others = list[Caller](), 0
         for names in self._desk.store.all_shards:
@@ -232,7 +232,7 @@ class Runs:
         return [_info_of(caller) for caller in found[:MOST_SHOWN]]
 
     async def query(self, task_ids: Sequence[str]) -> dict[str, tuple[str, dict[str, Any]]]:
-        """Return those of the tasks that are runs without an end, each with its state as Celery names it."""
+        """Return the tasks that are unfinished runs, each with its Celery state."""
         found = {}
         for task_id in task_ids:
             caller = await self._desk.callers.of(conversation_of_task(task_id))
@@ -244,7 +244,7 @@ class Runs:
         return caller.kind == CELERY and self._desk.is_own(caller)
 
     async def announce_start(self, caller: Caller, *, ends: bool = False) -> None:
-        """Send the event that an agent has started, once over all doors, with the time that the log has.
+        """Send the event that an agent has started, once over all workers, with the time from the log.
 
         Args:
             ends: its task is completed now; if the agent has not started, its start is never announced.
@@ -264,7 +264,7 @@ class Runs:
             await self._announce("started", caller.name, timestamp=started_ms / 1000)
 
     async def _runtime_seconds(self, conversation_id: str, outcome: Mapping[str, Any]) -> float | None:
-        """Return how long an agent has worked, from its start to its last event; None: it has no summary."""
+        """Return how long an agent has worked, from its start to its last event; None if it has no summary."""
         caller, updated = await self._desk.callers.of(conversation_id), (outcome.get("summary") or {}).get("updated")
         if caller is None or not caller.started_ms or not updated:
             return None
@@ -274,7 +274,7 @@ class Runs:
         await self._in_thread(partial(self._desk.results.announce, kind, task_id, **fields))
 
     async def _repeat(self, caller: Caller, message: RunMessage) -> None:
-        """Store the result of a task again that was completed before; its producer may have lost it."""
+        """Store the result of a completed task again; its producer may have lost it."""
         if caller.outcome and not message.kept.get("ignore_result"):
             value, failure = _ending_of(json.loads(caller.outcome))
             await self._in_thread(partial(self._desk.results.repeat, caller.name, value, failure=failure))
@@ -284,7 +284,7 @@ class Runs:
 
 
 def _ending_of(outcome: Mapping[str, Any]) -> tuple[Any, Exception | None]:
-    """Return the value of a task and how it has failed, from its outcome."""
+    """Return the result and the failure of a task from its outcome."""
     if outcome["status"] == SUCCESS:
         return outcome["summary"], None
     if "failure" in outcome:
@@ -315,30 +315,30 @@ def _starts(event: Event) -> bool:
 
 
 def _ends(event: Event) -> bool:
-    """Say whether an event asks for the end of a conversation, or reports it."""
+    """Return whether an event requests the end of a conversation, or reports it."""
     if isinstance(event, ChangeAgentStateAction):
         return event.agent_state is AgentState.STOPPED
     return isinstance(event, AgentStateChangedObservation) and event.agent_state in TERMINAL_STATES
 
 
 def timing_of(request: TaskSpec, eta: datetime | None, expires: datetime | None, now: datetime) -> Timing:
-    """Return when a conversation may begin: what the message says and what the request says both hold."""
+    """Return when a conversation may start: the times of the message and of the request both apply."""
     begins = [moment for moment in (eta, request.timing().begins(now)) if moment is not None]
     ends = [moment for moment in (expires, request.timing().ends(now)) if moment is not None]
     due = max(begins, default=None)
     if due is not None and due <= now and not ends:
-        return Timing()  # it is begun at once, as a message without a time is
+        return Timing()  # it starts at once, like a message without a time
     return Timing(not_before=due, expires=min(ends, default=None))
 
 
 def within(request: TaskSpec, time_limits: Sequence[Any] | None) -> tuple[TaskSpec, str]:
-    """Return a request whose agent also keeps to Celery's time limits, and the exception of the one that bounds it.
+    """Return a request whose agent also observes Celery's time limits, and the exception of the limit that bounds it.
 
     Args:
-        time_limits: the hard and the soft one, in seconds; None and 0: there is none.
+        time_limits: the hard and the soft one, in seconds; None and 0 mean no limit.
 
     Raises:
-        UsageError: one is no time.
+        UsageError: one is not a duration.
     """
     names = (HARD_LIMIT, SOFT_LIMIT)
     found = [(float(seconds), name) for seconds, name in zip(time_limits or (), names, strict=False) if seconds]
@@ -355,12 +355,12 @@ def within(request: TaskSpec, time_limits: Sequence[Any] | None) -> tuple[TaskSp
 
 
 def priority_of(number: int) -> PriorityName:
-    """Return our name for a priority of Celery's over Redis, 1 to 9."""
+    """Return our name of Celery's priority over Redis, 1 to 9."""
     return next((name for last, name in PRIORITIES if number <= last), "batch")
 
 
 def refuse_key(fields: Mapping[str, Any]) -> None:
-    """Refuse a key beside the one that the way in has already.
+    """Refuse an idempotency key in the request: the id of the task or entry is the key.
 
     Raises:
         UsageError: there is one.

@@ -1,6 +1,6 @@
-"""The loop of a door worker: a member of the cluster that looks out, reads the inbox, and serves Celery's tasks.
+"""The loop of an ingress worker: a cluster member that watches outcomes, reads the inbox, and runs Celery's tasks.
 
-Holds: a door that was swept has nothing that others took over; it starts over under a new name.
+Holds: a worker that was swept owns nothing any more, because others took over; it restarts under a new name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class Door:
-    """Everything a door worker does; a `LoopService`."""
+    """An ingress worker; a `LoopService`."""
 
     def __init__(self, settings: BrokerSettings, results: TaskResults, evaluations: Evaluations) -> None:
         self._settings, self._results, self._evaluations = settings, results, evaluations
@@ -59,7 +59,7 @@ class Door:
         await self._is_open.wait()
 
     async def note_unusable(self, task_id: str, error: UsageError) -> None:
-        """Note a Celery message that cannot be used; `deckhands dead ls` lists it, and a metric counts it."""
+        """Record an invalid Celery message; `deckhands dead ls` lists it, and a metric counts it."""
         await Unreadable(self._store).put_aside(self._store.all_shards[0], QUEUE, task_id, (), error)
 
     def report(self) -> Mapping[str, Any]:
@@ -71,7 +71,7 @@ class Door:
 
 
 class _Life:
-    """One life of the worker under one name."""
+    """The worker under one name, until it stops or is swept."""
 
     def __init__(self, desk: Desk, runs: Runs, settings: BrokerSettings, evaluations: Evaluations) -> None:
         self.worker_id = new_worker_id("door")
