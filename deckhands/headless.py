@@ -1,4 +1,4 @@
-"""The headless hand-off as a module: `python -m deckhands.headless`."""
+"""The headless mode as a module: `python -m deckhands.headless`."""
 
 from __future__ import annotations
 

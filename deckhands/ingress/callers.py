@@ -26,7 +26,7 @@ SHORTEST_LOOK_SECONDS = 0.2
 FIRST_LOOK_SECONDS = 5.0
 LONGEST_LOOK_SECONDS = 60.0
 LOCK_SECONDS = 30.0
-"""Longer than Celery's claim on the end of a chord, which a door that dies leaves behind."""
+"""Longer than Celery's lock on the end of a chord, which a dead worker leaves behind."""
 FORGOTTEN_AFTER = timedelta(days=7)
 SEALED = b"sealed:"
 

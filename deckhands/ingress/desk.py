@@ -37,11 +37,11 @@ REVOKED = {"status": "REVOKED", "reason": "terminated"}
 EXPIRED = {"status": "REVOKED", "reason": "expired"}
 FAILURE, SUCCESS = "FAILURE", "SUCCESS"
 MOST_CHARS = {CELERY: 1 << 18, STREAM: 1 << 16}
-"""How many characters of an agent's last message its caller gets, and of its outputs before their texts are cut."""
+"""How many characters of an agent's last message the caller gets; longer outputs have their texts cut."""
 STORE_FAILS = (StoreUnavailable, OutcomeUnknown, StoreMisconfigured)
-"""What is wrong with the store, and not with what one task or entry has in it."""
+"""Errors of the store, as opposed to errors of one task or entry."""
 OFFERS_LIMIT_SECONDS = 2.0
-"""Shorter than a task or an entry may be under way before another door takes it over."""
+"""Shorter than the time after which another worker takes over a task or an entry."""
 
 
 @dataclass(frozen=True, slots=True)

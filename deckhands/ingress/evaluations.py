@@ -46,7 +46,7 @@ PLACES = ("workspace", "hidden", "images")
 MAX_ROWS = 10_000
 UPKEEP_SECONDS = 5.0
 FORSAKEN_AFTER_SECONDS = 20.0
-"""How long a task waits at least before its command is missed: one that has just begun needs some seconds."""
+"""The minimum age of a task before its command counts as dead: a new command needs some seconds to start."""
 MOST_STARTS = 5
 
 _log = logging.getLogger(__name__)
@@ -112,8 +112,8 @@ class Evaluations:
         """
         if self._root is None:
             raise UsageError(
-                "This door takes no evaluations.",
-                remedy="Start it with DECKHANDS_EVALUATIONS=DIR, where they are kept.",
+                "This ingress worker takes no evaluations.",
+                remedy="Set DECKHANDS_EVALUATIONS to the directory of evaluations, and restart it.",
             )
         request = _parsed(previous, options)
         directory = self._root / request.out
@@ -182,7 +182,7 @@ class Evaluations:
             try:
                 await asyncio.to_thread(self.look)
             except Exception:  # noqa: BLE001  (the outer edge: the next look tries again)
-                _log.exception("evaluations cannot be kept up")
+                _log.exception("cannot check the commands of evaluations")
 
     def look(self) -> None:
         """Restart commands that ended before their evaluations, and give up evaluations that fail repeatedly.
@@ -193,7 +193,7 @@ class Evaluations:
             try:
                 self._look_at(tasks.parent)
             except Exception:  # noqa: BLE001  (one evaluation holds up no other)
-                _log.exception("the evaluation %s cannot be kept up", tasks.parent.name)
+                _log.exception("cannot check the command of the evaluation %s", tasks.parent.name)
 
     def _look_at(self, directory: Path) -> None:
         waiting, now = waiting_in(directory), SYSTEM_CLOCK.now().timestamp()

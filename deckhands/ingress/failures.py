@@ -59,7 +59,7 @@ class TaskExpired(Exception):
 FAILURES = {kind.__name__: kind for kind in (TaskFailure, RequestRefused, AgentFailed, AgentStopped, AgentNeedsPerson)}
 THROWN = (TaskFailure, *TIME_LIMITS.values())
 OUT_OF_TIME = "max_time"
-"""The code of a conversation that has worked for as long as it may."""
+"""The error code of a conversation that reached its time limit."""
 
 
 def refusal(error: DeckhandsError) -> dict[str, Any]:

@@ -48,26 +48,26 @@ from deckhands.ingress.replies import NAME, VERSION, Replies
 
 AT_ONCE = 32
 READ_AT_ONCE = 8
-"""Few: their size is known when they are in memory."""
+"""Few, because their size is known only when they are in memory."""
 PRODUCER_AT_ONCE = 4
 PRODUCER_READ_AT_ONCE = 2
-"""The same, of each producer with its own stream: there may be `MAX_PRODUCERS`."""
+"""The same for a producer's own stream: there may be `MAX_PRODUCERS` of them."""
 LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
-"""To a stream with this last id, the store adds nothing more."""
+"""The store adds nothing more to a stream with this last id."""
 MAX_MOVED = 4
-"""How many streams of one producer that had no id left may wait to be read."""
+"""How many moved streams of one producer may wait to be read."""
 MOVED_SECONDS = 60.0
-"""After this time, a stream that was named as moved and does not exist was read to its end."""
+"""After this time, a moved stream that does not exist was read to its end."""
 FORSAKEN_AT_ONCE = 32
 MOST_DELIVERIES = 3
-"""How often an entry may be handed out and not be read, because it ends the door that receives it."""
+"""How often an entry may be delivered without being read, because it crashes the worker that receives it."""
 MAX_ENTRY_BYTES = 1 << 20
 UPKEEP_SECONDS = 1.0
 FORSAKEN_AFTER_SECONDS = 10.0
 """Longer than an entry may wait for anything but the store, see `desk.OFFERS_LIMIT_SECONDS`."""
 FIELDS = frozenset({b"v", b"request", b"reply_to"})
 SECRET = b"secret"
-"""What is in the name of a field whose value is not kept, however a producer has written it."""
+"""A field whose name contains this is not kept, in any case and encoding."""
 
 _log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class Inboxes:
                 try:
                     wanted = await self._sources()
                 except (StoreRefused, *CANNOT_BE_READ):
-                    _log.exception("the producers cannot be read")
+                    _log.exception("cannot read the producers")
                     wanted |= self._read.keys()
                 for source in self._read.keys() - wanted:
                     inbox, tasks = self._read.pop(source)
@@ -210,7 +210,7 @@ class Inbox:
                     after = await self._take_over(group, after)
                 except Exception:  # noqa: BLE001  (the outer edge: the next look begins at the first entry)
                     after = "-"
-                    _log.exception("the inbox %s cannot be kept up", self._key)
+                    _log.exception("cannot maintain the inbox %s", self._key)
 
     async def _recover_ids(self) -> None:
         """Rename a stream that has used up its entry ids; it is read to its end under the new name.
@@ -261,7 +261,7 @@ class Inbox:
             if entry in self._under_way:
                 continue
             if deliveries >= MOST_DELIVERIES:
-                error = UsageError(f"The entry was delivered {deliveries} times, and no door could read it.")
+                error = UsageError(f"The entry was delivered {deliveries} times, and no ingress worker could read it.")
                 await self._unreadable.put_aside(self._store.all_shards[0], self._key, entry, (), error)
                 await self._done(entry)
                 continue
@@ -297,7 +297,7 @@ class Inbox:
             if producer is not None and not await self._producers.is_current(producer):
                 return  # it was removed, and the reader of its successor takes the entry over
         except STORE_FAILS:
-            _log.exception("entry %s of the inbox cannot be taken now; it is tried again", entry)
+            _log.exception("cannot process entry %s of the inbox now; retrying", entry)
             return
         self.entries += 1
         about = dict(zip(fields[::2], fields[1::2], strict=False))
@@ -311,9 +311,9 @@ class Inbox:
             except (UsageError, AdmissionRefused) as error:
                 await self._reject(entry, fields, request_id, reply_to, error)
         except STORE_FAILS:
-            _log.exception("entry %s of the inbox cannot be taken now; it is tried again", entry)
+            _log.exception("cannot process entry %s of the inbox now; retrying", entry)
         except Exception as error:  # noqa: BLE001  (the outer edge: whatever is wrong with it)
-            _log.exception("entry %s of the inbox cannot be taken", entry)
+            _log.exception("cannot process entry %s of the inbox", entry)
             await self._give_up(entry, fields, request_id, reply_to, error)
 
     def _reply_stream(self, name: str) -> str:
@@ -345,13 +345,15 @@ class Inbox:
 
     async def _give_up(self, entry: str, fields: list[bytes], request_id: str, reply_to: str, error: Exception) -> None:
         """Quarantine an entry after an unexpected error, and answer it if possible."""
-        failed = _Failed(f"The door failed at this entry: {type(error).__name__}.", remedy="Its log says more.")
+        failed = _Failed(
+            f"The ingress worker failed at this entry: {type(error).__name__}.", remedy="Its log says more."
+        )
         for answers_to in dict.fromkeys((reply_to, "")):
             try:
                 await self._reject(entry, fields, request_id, answers_to, failed)
                 break
             except Exception:  # noqa: BLE001  (the outer edge: without an answer, then)
-                _log.exception("entry %s of the inbox cannot be put aside", entry)
+                _log.exception("cannot quarantine entry %s of the inbox", entry)
 
     async def _carry_out(self, entry: str, fields: list[bytes], request_id: str, reply_to: str) -> None:
         caller = await self._begin(self._check_source(fields, parsed(fields)), request_id, reply_to, entry)
@@ -456,7 +458,7 @@ def parsed(fields: Sequence[bytes]) -> InboxRequest:
             remedy="Send texts that can be written in UTF-8, and no NaN or Infinity.",
         )
     if isinstance(found, Mapping) and found.get("idempotency_key") is not None:
-        raise UsageError("The field idempotency_key is of no use here.", remedy="Use the field id.")
+        raise UsageError("The field idempotency_key is not allowed here.", remedy="Use the field id.")
     return InboxRequest.parse(found)
 
 

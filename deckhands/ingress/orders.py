@@ -41,7 +41,7 @@ TAKES: dict[str, tuple[str, ...]] = {
     "reject": ("id", "action_id"),
     "fork": ("id", "at", "model", "title"),
 }
-"""The arguments of each, in their order."""
+"""The arguments of each command, in order."""
 STATES = {"pause": AgentState.PAUSED, "resume": AgentState.RUNNING, "cancel": AgentState.STOPPED}
 ANSWERS = {"confirm": AgentState.USER_CONFIRMED, "reject": AgentState.USER_REJECTED}
 

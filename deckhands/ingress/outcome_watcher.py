@@ -28,12 +28,12 @@ GROUP = "doors"
 BATCH = 128
 LOOKS_AT_ONCE = 16
 MOST_ENDED = 1_000
-"""How many ended runs wait for their completion in one door; the sweep finds any more."""
+"""How many ended runs wait for their completion in one worker; the sweep finds further ones."""
 FINISH_SECONDS = 3.0
-"""How long a completion under way is waited for when the door is asked to stop."""
+"""How long a stopping worker waits for a completion in flight."""
 UPKEEP_SECONDS = 1.0
 FORSAKEN_AFTER_SECONDS = 5.0
-"""How long a door may have had a notice before another one looks at it too."""
+"""How long a worker may hold a notice before another one claims it."""
 SHOWN_CHARS = 200
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class OutcomeWatcher:
                 try:
                     await part()
                 except (DeckhandsError, *CANNOT_BE_READ):
-                    _log.exception("a sweep of the door failed")
+                    _log.exception("a sweep over callers failed")
 
     async def _look_at_forsaken(self) -> None:
         for names in self._store.all_shards:
@@ -135,7 +135,7 @@ class OutcomeWatcher:
                 if is_sweep:
                     await self._desk.callers.look_later(caller)
             except Exception:  # noqa: BLE001  (the outer edge: one conversation, or the result backend)
-                _log.exception("conversation %s cannot be looked at", conversation_id, extra=about(conversation_id))
+                _log.exception("cannot check conversation %s", conversation_id, extra=about(conversation_id))
 
     async def _answer(self, caller: Caller) -> None:
         if caller.kind == STREAM:
@@ -162,7 +162,7 @@ class OutcomeWatcher:
         try:
             await self._runs.complete(conversation_id)
         except Exception:  # noqa: BLE001  (the outer edge: the sweep tries again)
-            _log.exception("conversation %s cannot be answered", conversation_id, extra=about(conversation_id))
+            _log.exception("cannot answer the caller of conversation %s", conversation_id, extra=about(conversation_id))
         finally:
             self._ended_ids.discard(conversation_id)
 
@@ -185,7 +185,7 @@ class OutcomeWatcher:
             if await asyncio.to_thread(self._desk.results.report_progress, caller.name, progress):
                 await self._runs.revoke(caller.name)
         except Exception:  # noqa: BLE001  (progress is news, and the next one follows; the result backend may be away)
-            text = "the progress of conversation %s cannot be reported"
+            text = "cannot report the progress of conversation %s"
             _log.warning(text, conversation_id, exc_info=True, extra=about(conversation_id))
 
 
@@ -208,6 +208,6 @@ async def answer_stream(desk: Desk, replies: Replies, caller: Caller) -> None:
             content=outcome.get("summary") or outcome,
         )
     else:
-        text = "conversation %s is not answered: the producer %s works for another tenant by now"
+        text = "the caller of conversation %s gets no answer: the producer %s now belongs to another tenant"
         _log.warning(text, found.conversation_id, found.name, extra=about(found.conversation_id))
     await desk.callers.answered(found.conversation_id)

@@ -20,7 +20,7 @@ KEPT_REPLIES = 100_000
 KEPT_SECONDS = 7 * 24 * 3600
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 NUMBERS = {"accepted": 1, "rejected": 1, "settled": 2}
-"""Which answer to one entry it is."""
+"""The number of an answer among those to one entry."""
 
 ReplyEvent = Literal["accepted", "rejected", "settled"]
 

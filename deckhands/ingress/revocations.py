@@ -13,7 +13,7 @@ from broker.store import Store
 REVOKED_KEPT = timedelta(days=7)
 EARLIEST, LATEST = datetime(1970, 1, 2, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 MAX_REVOKED_KEPT = 100_000
-"""Any program on the broker may revoke tasks, also those of other applications."""
+"""Bounded, because any program on the broker may revoke tasks, also those of other applications."""
 
 
 class Revocations:

@@ -43,9 +43,9 @@ from deckhands.ingress.failures import raised, unusable_callback
 COMPLETIONS_AT_ONCE = 8
 MOST_SHOWN = 100
 MOST_LOOKED_AT = 1_000
-"""How many runs an answer of remote control has, and for how many of a shard it is looked up."""
+"""The maximum number of runs in an answer of remote control, and of callers read per shard for it."""
 PRIORITIES: tuple[tuple[int, PriorityName], ...] = ((4, "interactive"), (6, "normal"), (9, "batch"))
-"""Celery's numbers over Redis: 0 is the highest, and what every message has that names none."""
+"""Celery's priorities over Redis: 0 is the highest, and the default of messages without one."""
 
 
 _log = logging.getLogger(__name__)
@@ -210,7 +210,7 @@ class Runs:
         try:
             await self._in_thread(settle)
         except RETRIED as error:
-            _log.warning("the task %s cannot be completed now; it is tried again: %s", ascii(caller.name), error)
+            _log.warning("cannot complete the task %s now; retrying: %s", ascii(caller.name), error)
             return
         failpoint("door.before_answered")
         await callers.answered(conversation_id)
@@ -228,7 +228,7 @@ class Runs:
             others += more
         if len(found) > MOST_SHOWN or others:
             rest = max(0, len(found) - MOST_SHOWN)
-            _log.warning("the answer leaves out %d runs, and %d that were not looked at", rest, others)
+            _log.warning("the answer omits %d runs, and %d that were not read", rest, others)
         return [_info_of(caller) for caller in found[:MOST_SHOWN]]
 
     async def query(self, task_ids: Sequence[str]) -> dict[str, tuple[str, dict[str, Any]]]:

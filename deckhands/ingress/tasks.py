@@ -24,12 +24,12 @@ from deckhands.ingress.runs import RunMessage, Runs
 from deckhands.ingress.service import Door
 
 MAX_BROADCASTS = 100
-"""How many broadcasts that revoke tasks wait for their turn; one more is refused."""
+"""How many revoke broadcasts may wait; further ones are refused."""
 REVOCATIONS_AT_ONCE = 4
 LOOK_SECONDS = 2.0
-"""How long remote control waits for the store, and all other commands behind it."""
+"""How long a remote control command, and all commands queued behind it, wait for the store."""
 MAX_NOTES = 100
-"""How many notes of messages that cannot be used may be written at the same time."""
+"""How many invalid messages may be recorded at the same time."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class DoorTasks:
             Request = f"{DoorRequest.__module__}:{DoorRequest.__qualname__}"
             typing = False
             send_events = False
-            """The door sends them, see `runs`."""
+            """The ingress worker sends them itself, see `runs`."""
 
             def run(self, *previous: Any, **options: Any) -> None:
                 """Start the run."""

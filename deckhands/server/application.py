@@ -58,7 +58,7 @@ ROUTERS = (
 DESCRIPTION = """Conversations with AI agents that work in a cluster of Deckhands.
 
 Errors are problem details (RFC 9457) with a stable `code`. Requests that change something take an `Idempotency-Key`
-where one is named. Streams resume behind any event."""
+where one is named. Streams resume after any event."""
 
 
 def make_app(gateway: Gateway) -> FastAPI:

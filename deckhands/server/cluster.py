@@ -185,14 +185,14 @@ class ShownOperation(BaseModel):
     reason: str = Field(examples=["25.0 USD: the contract of March"])
 
 
-@routes.get("/health", summary="Say whether the server answers")
+@routes.get("/health", summary="Check that the server is alive")
 async def health() -> Alive:
     """Report that the server is alive. Needs no key and does not ask the store."""
     return Alive()
 
 
 @routes.get(
-    "/ready", response_model=Readiness, responses={503: {"model": Readiness}}, summary="Say whether work makes progress"
+    "/ready", response_model=Readiness, responses={503: {"model": Readiness}}, summary="Check that work makes progress"
 )
 async def ready(gateway: GatewayOf) -> Response:
     """Report whether a task accepted now would make progress. Only progress sends the workers' heartbeats."""
@@ -347,7 +347,7 @@ async def models(gateway: GatewayOf, principal: Reader) -> OfferedModels:
     return OfferedModels(names=sorted(offered), profiles=sorted(profiles), defaults=sorted(defaults))
 
 
-@routes.get("/operations", summary="Show what was done through the server")
+@routes.get("/operations", summary="List operations through the server")
 async def operations(
     gateway: GatewayOf,
     _principal: AdminOfAll,

@@ -137,7 +137,7 @@ async def begin_once(
         raise
 
 
-@routes.post("", status_code=201, response_model=Begun, summary="Begin a conversation")
+@routes.post("", status_code=201, response_model=Begun, summary="Create a conversation")
 async def create(
     gateway: GatewayOf, principal: Writer, request: Request, task: NewConversation, key: IdempotencyKey = None
 ) -> Response:
@@ -161,9 +161,9 @@ async def listing(
     *,
     label: Annotated[list[str], Query(description="KEY=VALUE; all must match")] = [],  # noqa: B006
     tenant: Annotated[str | None, Query(description="for keys of all tenants", max_length=64)] = None,
-    model: Annotated[str, Query(description="a part of the name of the model that answered last", max_length=300)] = "",
-    min_cost_usd: Annotated[float, Query(ge=0, le=1e9, description="what it has cost at least")] = 0.0,
-    task: Annotated[str, Query(description="the id of a Celery task: its conversation", max_length=256)] = "",
+    model: Annotated[str, Query(description="a part of the name of the last model", max_length=300)] = "",
+    min_cost_usd: Annotated[float, Query(ge=0, le=1e9, description="its minimum cost")] = 0.0,
+    task: Annotated[str, Query(description="the id of a Celery task; only its conversation", max_length=256)] = "",
     ids: Annotated[list[str], Query(alias="id", description="only these, up to 100", max_length=MAX_IDS)] = [],  # noqa: B006
     cursor: Annotated[str, Query(description="`next_cursor` of the page before", max_length=200)] = "",
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
@@ -229,7 +229,7 @@ async def result_of(client: Client, conversation_id: str) -> Result:
     return Result(conversation_id=conversation_id, is_settled=is_settled, summary=summary)
 
 
-@routes.get("/{conversation_id}", summary="Show a conversation", responses={304: {"description": "it is as it was"}})
+@routes.get("/{conversation_id}", summary="Show a conversation", responses={304: {"description": "it has not changed"}})
 async def show(
     gateway: GatewayOf,
     conversation_id: Seen,
@@ -283,7 +283,7 @@ class _Acts:
 
 
 Acts = Annotated[_Acts, Depends()]
-CONFLICT: dict[int | str, dict[str, Any]] = {409: {"description": "it is not in a state in which this can be done"}}
+CONFLICT: dict[int | str, dict[str, Any]] = {409: {"description": "its state does not allow this"}}
 
 
 @routes.post("/{conversation_id}/messages", status_code=202, response_model=Done, responses=CONFLICT)

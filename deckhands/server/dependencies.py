@@ -23,7 +23,7 @@ from deckhands.server.openapi.json_body import JsonBody
 from deckhands.server.problems import Problem, status_of_error
 
 MAX_EVENT_ID = 2**53 - 1
-"""Beyond any log, and exact wherever JSON is read."""
+"""Larger than any event id, and exact in every JSON parser."""
 MAX_REASON = 500
 OFFERS_SECONDS = 2.0
 """How long a request waits for a tool that no worker offers yet."""
@@ -64,9 +64,14 @@ AdminOfAll = Annotated[Principal, Depends(Needs(Scope.ADMIN, all_tenants=True))]
 ConversationId = Annotated[str, Path(description="the id of a conversation", examples=["01K9QGZ1T2V3W4X5Y6Z7A8B9C0"])]
 IdempotencyKey = Annotated[
     Annotated[str, StringConstraints(pattern=r"^[ -~]{1,256}$")] | None,
-    Header(alias="Idempotency-Key", description="the same key and request have the same answer, for a day"),
+    Header(
+        alias="Idempotency-Key",
+        description="a repeat of the same request under the same key has the same answer, for a day",
+    ),
 ]
-Why = Annotated[str, Query(alias="reason", min_length=1, max_length=MAX_REASON, description="why, for the record")]
+Why = Annotated[
+    str, Query(alias="reason", min_length=1, max_length=MAX_REASON, description="the reason, for the record")
+]
 
 
 class Reason(JsonBody):
@@ -88,7 +93,7 @@ class Precondition:
         gateway: GatewayOf,
         if_match: Annotated[
             str | None,
-            Header(alias="If-Match", max_length=1_000, description="the ETag that it has to have; `*`: any"),
+            Header(alias="If-Match", max_length=1_000, description="the ETag that the resource must have; `*`: any"),
         ] = None,
     ) -> None:
         self._asked, self._is_needed = if_match, gateway.options.needs_match
@@ -118,7 +123,7 @@ class Precondition:
 
 IfMatch = Annotated[Precondition, Depends()]
 MATCHED: dict[int | str, dict[str, Any]] = {
-    412: {"description": "its ETag is not one of If-Match; nothing was changed"},
+    412: {"description": "the ETag differs from If-Match; nothing was changed"},
     428: {"description": "the server was started with --require-if-match, and the header is missing"},
 }
 

@@ -138,7 +138,7 @@ async def patch(gateway: GatewayOf, _principal: Reader, conversation_id: Seen) -
 @uploads.put(
     "/{sha256}",
     status_code=201,
-    summary="Upload what a workspace begins with",
+    summary="Upload the files of a new workspace",
     openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": BYTES}}},
 )
 async def lay_by(
@@ -146,7 +146,7 @@ async def lay_by(
     principal: Writer,
     request: Request,
     sha256: Annotated[str, InPath(pattern="^[0-9a-f]{64}$", description="of the body")],
-    key: Annotated[str, Header(alias="Idempotency-Key", description="that of the conversation to begin")],
+    key: Annotated[str, Header(alias="Idempotency-Key", description="the key of the conversation to create")],
 ) -> LaidBy:
     """Upload an archive or a Git bundle of up to 64 MiB for a new conversation under the same idempotency key.
 

@@ -27,7 +27,7 @@ DEFAULT_PORT = 8_900
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 Refusal = tuple[str, str]
-"""A status, and why a request was refused before the application saw it; empty: it did."""
+"""A status, and why the request was refused before it reached the application; empty if it reached it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ SECURITY_HEADERS = (
     (b"referrer-policy", b"no-referrer"),
 )
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-"""Possessive, and it accepts an unterminated text, so that it is linear on any input."""
+"""Possessive, and it matches an unterminated text, so that it is linear on any input."""
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
@@ -111,7 +111,7 @@ class Guard:
         if not token and "ticket" in query and STREAM.fullmatch(scope["path"]):
             key_id = await gateway.tickets.take(query["ticket"][0])
             if not key_id:
-                raise Refused("unauthorized", "The ticket is not valid.", remedy="Ask for a new one.")
+                raise Refused("unauthorized", "The ticket is not valid.", remedy="Request a new one.")
             principal = Principal(await gateway.keys.check_id(key_id))
         else:
             principal = await gateway.authenticate(token)
@@ -160,7 +160,7 @@ class _Limited:
                 message = await self._receive()
         except TimeoutError:
             raise Problem(
-                408, "body_too_slow", "The body of the request did not come in time.", headers={"Connection": "close"}
+                408, "body_too_slow", "The body of the request did not arrive in time.", headers={"Connection": "close"}
             ) from None
         self._size += len(message.get("body", b""))
         self._is_whole = message["type"] != "http.request" or not message.get("more_body", False)

@@ -169,9 +169,9 @@ class Wanted:
     def __init__(
         self,
         after: Annotated[int, Query(ge=0, le=MAX_EVENT_ID, description="the last event that the reader has")] = 0,
-        deltas: Annotated[bool, Query(description="also pieces of the reply under way")] = False,
+        deltas: Annotated[bool, Query(description="also pieces of the current reply")] = False,
         until: Annotated[str, Query(pattern="^(settled)?$", description="`settled`: end then, with a summary")] = "",
-        whole: Annotated[bool, Query(description="long texts are whole, not only their head and tail")] = False,
+        whole: Annotated[bool, Query(description="long texts are sent in full, not only their head and tail")] = False,
         ticket: Annotated[str, Query(max_length=100, description="instead of a key, see `POST /tickets`")] = "",  # noqa: ARG002  (the guard takes it)
     ) -> None:
         self.after, self.deltas, self.is_until_settled, self.is_whole = after, deltas, bool(until), whole

@@ -63,7 +63,7 @@ STATUS: tuple[tuple[type[DeckhandsError], int], ...] = (
     (TransferFailed, 502),
     (CommandFailed, 502),
 )
-"""By class, the first that fits; all others are 500."""
+"""By class, first match; all others are 500."""
 TRANSFER_STATUS = {
     "no_such_file": 404,
     "file_unfit": 422,
@@ -71,7 +71,7 @@ TRANSFER_STATUS = {
     "source_unusable": 409,
     "workspace_too_large": 413,
 }
-"""Of what a tool worker says about a transfer, by its code; all others are 502."""
+"""Of a tool worker's transfer errors, by code; all others are 502."""
 REFUSED = {"forbidden": 403, "forbidden_origin": 403, "other_tenant": 403}
 OPENAI_PATHS = "/v1/"
 OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -186,7 +186,7 @@ def add_problems(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
         return answer_to(problem, request.url.path)
 
     async def unexpected(request: Request, error: Exception) -> Response:
-        _log.error("a request failed in a way that nobody expected", exc_info=error)
+        _log.error("a request failed unexpectedly", exc_info=error)
         problem = Problem(500, "internal_error", "The server failed.", remedy="Its log says why.")
         return answer_to(problem, request.url.path)
 

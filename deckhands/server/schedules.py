@@ -161,7 +161,7 @@ async def pause(
     return await _set_paused(gateway, principal, name, why.reason, precondition, is_paused=True)
 
 
-@routes.post("/{name}/resume", summary="Let a schedule continue", responses=MATCHED)
+@routes.post("/{name}/resume", summary="Resume a schedule", responses=MATCHED)
 async def resume(
     gateway: GatewayOf, principal: OperatorOfAll, name: Name, why: Reason, precondition: IfMatch
 ) -> ShownSchedule:

@@ -35,7 +35,7 @@ from deckhands.server.gateway import Gateway, Refusal, ServerOptions
 MAX_HEAD_BYTES = 16 * 1024
 MAX_MESSAGE_BYTES = 4 * 1024
 HEAD_TOO_LARGE = 431
-"""What h11 says of a head that is longer than it may be."""
+"""h11's status for a head that is too long."""
 KEEP_ALIVE_SECONDS = 30
 ENDING_SECONDS = 5
 BARE_LF = re.compile(rb"(?<!\r)\n")
@@ -242,8 +242,8 @@ async def check_start(gateway: Gateway) -> None:
         raise UsageError("TLS needs a certificate and its key.", remedy="Pass --certificate and --certificate-key.")
     if not options.is_loopback and not await gateway.keys.any():
         raise UsageError(
-            f"The server would listen at {options.host} for everybody, and there are no API keys.",
-            remedy="Make one with `deckhands key add`, or listen at 127.0.0.1.",
+            f"The server would accept connections from other machines at {options.host}, and there are no API keys.",
+            remedy="Create one with `deckhands key add`, or listen at 127.0.0.1.",
         )
 
 

@@ -26,7 +26,7 @@ QUEUED = 100
 EVENTS_AHEAD = 16
 """How many of them may be events."""
 CHARS_AHEAD = 64 * 1024
-"""Their total length, unless one event is longer; a reader that reads nothing costs three times as much."""
+"""Their total length, unless a single event is longer; a reader that reads nothing costs three times as much memory."""
 PAUSE_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
@@ -239,7 +239,9 @@ def check_room(gateway: Gateway, principal: Principal) -> None:
             headers={"Retry-After": str(RETRY_SECONDS)},
         )
     if len(gateway.streams) >= gateway.options.max_streams:
-        raise Problem(503, "too_many_streams", "The server has as many streams as it takes.", remedy="Use another.")
+        raise Problem(
+            503, "too_many_streams", "The server has reached its limit of open streams.", remedy="Use another."
+        )
 
 
 def take_room(gateway: Gateway, principal: Principal) -> None:

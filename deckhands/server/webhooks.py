@@ -66,7 +66,7 @@ class ShownWebhook(BaseModel):
     conversation_id: str = Field(examples=[""])
     is_enabled: bool
     created: AwareDatetime = Field(examples=[MOMENT])
-    why_off: str = Field(examples=[""], description="why it was turned off automatically; empty: it was not")
+    why_off: str = Field(examples=[""], description="why it was disabled automatically; empty if it was not")
 
 
 class AddedWebhook(ShownWebhook):
@@ -157,7 +157,7 @@ async def _set_enabled(
     return _shown(await _book(gateway).set_enabled(webhook_id, is_enabled=is_enabled, check=check))
 
 
-@routes.post("/{webhook_id}/enable", summary="Turn a webhook on", responses=MATCHED)
+@routes.post("/{webhook_id}/enable", summary="Enable a webhook", responses=MATCHED)
 async def enable(
     gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, why: Reason, precondition: IfMatch
 ) -> ShownWebhook:
@@ -165,7 +165,7 @@ async def enable(
     return await _set_enabled(gateway, principal, webhook_id, why.reason, precondition, is_enabled=True)
 
 
-@routes.post("/{webhook_id}/disable", summary="Turn a webhook off", responses=MATCHED)
+@routes.post("/{webhook_id}/disable", summary="Disable a webhook", responses=MATCHED)
 async def disable(
     gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, why: Reason, precondition: IfMatch
 ) -> ShownWebhook:
@@ -194,7 +194,7 @@ async def deliveries(
     return [_shown_delivery(found) for found in await _book(gateway).deliveries(webhook_id, limit=limit)]
 
 
-@routes.post("/{webhook_id}/deliveries/{delivery_id}/redeliver", summary="Make a delivery again")
+@routes.post("/{webhook_id}/deliveries/{delivery_id}/redeliver", summary="Repeat a delivery")
 async def redeliver(
     gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, delivery_id: DeliveryId, why: Reason
 ) -> ShownDelivery:

@@ -23,7 +23,7 @@ VERBS = {
     "pause": "Pause conversations: nothing new is started.",
     "resume": "Continue conversations that were paused or stopped.",
     "recover": "Get an agent out of a loop.",
-    "cancel": "Stop conversations and what runs in them.",
+    "cancel": "Stop conversations and their running work.",
     "close": "Close conversations that are over; their workspaces are removed after a week.",
 }
 
@@ -45,7 +45,7 @@ class PauseOptions(Chosen):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeOptions(Chosen):
-    """Options of `resume`; without a model, the conversations keep theirs."""
+    """Options of `resume`; without a model, the conversations keep their own."""
 
     model: str | None
     as_json: bool
@@ -98,7 +98,7 @@ class CloseOptions(ChosenToEnd):
 )
 @options_as(MessageOptions)
 def message(options: MessageOptions) -> None:
-    """Send a message to the agent; it continues, whatever its state. Without TEXT, standard input is the message."""
+    """Send a message to the agent, which then continues from any state. Without TEXT, standard input is the message."""
     name, content = options.conversation_id, read_task(options.text, file=options.file)
     on_conversation(
         name,
@@ -112,9 +112,9 @@ def message(options: MessageOptions) -> None:
 @json_option
 @options_as(PauseOptions)
 def pause(options: PauseOptions) -> int:
-    """Ask for a pause: what runs finishes, and nothing new starts.
+    """Pause conversations: running work finishes, and nothing new starts.
 
-    Name conversations, or choose them by --label and --state; those that are over are left alone then.
+    Name conversations, or choose them by --label and --state; chosen ones that are over are skipped.
     """
     action = BulkAction("paused", lambda client, name: client.pause(name), _may_be_paused)
     return _do(options, action, "The request is in the log.", as_json=options.as_json)
@@ -126,9 +126,9 @@ def pause(options: PauseOptions) -> int:
 @json_option
 @options_as(ResumeOptions)
 def resume(options: ResumeOptions) -> int:
-    """Continue conversations that were paused, were stopped or have failed.
+    """Continue conversations that were paused or stopped, or have failed.
 
-    Name them, or choose them by --label and --state; those in other states are left alone then.
+    Name them, or choose them by --label and --state; chosen ones in other states are skipped.
     """
     action = BulkAction(
         "resumed",
@@ -144,7 +144,7 @@ def resume(options: ResumeOptions) -> int:
 @model_option
 @options_as(RecoverOptions)
 def recover(options: RecoverOptions) -> None:
-    """Get an agent out of a loop: `wait` or `go-on` without what it repeated, or `stop`."""
+    """Get an agent out of a loop: `wait` or `go-on` without the repeated part, or `stop`."""
     name, option = options.conversation_id, WAYS[options.way]
     on_conversation(name, lambda client: client.recover(name, option=option, model=options.model))
     note("The choice is in the log.")
@@ -157,9 +157,9 @@ def recover(options: RecoverOptions) -> None:
 @json_option
 @options_as(CancelOptions)
 def cancel(options: CancelOptions) -> int:
-    """Stop conversations and what runs in them. Waits until the agents have stopped.
+    """Stop conversations and their running work. Waits until the agents have stopped.
 
-    Name conversations, or choose them by --label and --state; those that are over are left alone.
+    Name conversations, or choose them by --label and --state; chosen ones that are over are skipped.
     """
     seconds = None if options.no_wait else CANCEL_WAIT_SECONDS
     if options.only_id is None:
@@ -187,7 +187,7 @@ def cancel(options: CancelOptions) -> int:
 def close(options: CloseOptions) -> int:
     """Close conversations that are over: they take no more messages, and their workspaces are removed after a week.
 
-    Name conversations, or choose them by --label and --state; those that are not over are left alone then.
+    Name conversations, or choose them by --label and --state; chosen ones that are not over are skipped.
     """
     action = BulkAction(
         "closed",
@@ -199,7 +199,7 @@ def close(options: CloseOptions) -> int:
 
 
 def _do(options: Chosen, action: BulkAction, said: str, *, as_json: bool, is_sure: bool = False) -> int:
-    """Do something to the conversations that are meant; `said` is the note after one that was named alone."""
+    """Act on the chosen conversations; `said` is the note printed for a single one."""
     name = options.only_id
     if name is None or as_json:
         return asyncio.run(do_to_chosen(options, action, as_json=as_json, is_sure=is_sure))

@@ -51,14 +51,14 @@ VERBS = {
 
 WAITS = {
     "batch": "a batch of model calls at its provider (batch)",
-    "delegate": "the agents that it has handed tasks to (delegate)",
-    "newer_worker": "a controller worker of a newer version of Deckhands, which has written to its log (newer_worker)",
+    "delegate": "its delegates (delegate)",
+    "newer_worker": "a controller worker of the newer version of Deckhands that wrote to its log (newer_worker)",
     "rate_limit": "its turn at the model's quota (rate_limit)",
-    "tool": "an action that runs (tool)",
+    "tool": "a running action (tool)",
     "waiting_for_budget": "money: a budget of its tenant or experiment is used up. `deckhands budget ls` shows it, and "
     "`deckhands budget add` lets the conversation continue (waiting_for_budget)",
 }
-"""Reasons to wait that need more than a word."""
+"""Descriptions of wait reasons that need more than a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def export(options: ExportOptions) -> None:
 async def _print_events(
     settings: FaceSettings, conversation_id: str, printer: EventPrinter, tally: Tally | None
 ) -> None:
-    """Print the events that there are, the first as soon as they have been read."""
+    """Print the existing events, each as soon as it is read."""
     async with contextlib.aclosing(read_pages(settings, conversation_id, is_lenient=True)) as pages:
         async for page in pages:
             for event in page:

@@ -31,22 +31,22 @@ class RemoveOptions(ChosenToEnd):
 
 @click.command()
 @chosen_options
-@click.option("--cancel", "must_cancel", is_flag=True, help="Cancel those that run, and then delete them, too.")
+@click.option("--cancel", "must_cancel", is_flag=True, help="Cancel running conversations first, and delete them too.")
 @yes_option
 @json_option
 @options_as(RemoveOptions)
 def rm(options: RemoveOptions) -> int:
-    """Delete conversations that rest: logs, results, secrets and everything else that the store has of them.
+    """Delete idle conversations: logs, results, secrets and all their other keys in the store.
 
-    Name conversations, or choose them by --label and --state; those that run are left alone then. Delegates that have
+    Name conversations, or choose them by --label and --state; chosen ones that run are skipped. Delegates that have
     ended are deleted with their parent. Workspaces end as those of closed conversations do. An archived conversation
-    that is named by its whole id loses its file in the archive, as does one that has been restored. Nothing brings a
-    deleted conversation back; repeat the command to complete a deletion that was interrupted.
+    given by its full id is deleted from the archive too, as is a restored one. A deletion cannot be undone; repeat the
+    command to complete an interrupted one.
     """
 
     async def remove(client: Client, conversation_id: str) -> None:
         if options.must_cancel:
-            with contextlib.suppress(UnknownConversation):  # in the archive, nothing runs
+            with contextlib.suppress(UnknownConversation):  # nothing runs in the archive
                 if not (await client.row(conversation_id)).is_closed:
                     await _cancel(client, conversation_id)
         await client.delete(conversation_id)
@@ -59,10 +59,10 @@ def rm(options: RemoveOptions) -> int:
 
 
 async def _cancel(client: Client, conversation_id: str) -> None:
-    """Stop a conversation and wait until it rests.
+    """Stop a conversation and wait until it is idle.
 
     Raises:
-        NotStopped: it does not in 30 s.
+        NotStopped: it is not within 30 s.
     """
     summary = await client.cancel(conversation_id, wait_seconds=CANCEL_WAIT_SECONDS)
     if not is_settled(AgentState(summary.state)):

@@ -34,9 +34,9 @@ class RestoreOptions:
 def restore(options: RestoreOptions) -> None:
     """Bring archived conversations back into the store, so that they can be continued. Prints their ids.
 
-    They are named by their whole ids. The archive is the one that DECKHANDS_ARCHIVE names; the file stays in it. One
-    that is in the store already is left as it is. Secrets are not archived: set them again. A workspace begins with its
-    last checkpoint, or with what it began with.
+    Name them by their full ids. The archive is the one that DECKHANDS_ARCHIVE names; the file stays in it. A
+    conversation that is still in the store does not change. Secrets are not archived: set them again. A workspace
+    starts with its last checkpoint, or with its initial files.
     """
     asyncio.run(_restore(FaceSettings.from_env(), options))
 
@@ -47,7 +47,7 @@ async def _restore(settings: FaceSettings, options: RestoreOptions) -> None:
         with Progress("conversations restored", len(ids)) as progress:
             for conversation_id in ids:
                 is_new = await client.restore(conversation_id)
-                if not shows_ids:  # on a terminal, the ids that are printed say how far it has got
+                if not shows_ids:  # on a terminal, the printed ids show the progress
                     progress.add()
                 if options.as_json:
                     print_json({"conversation_id": conversation_id, "restored": is_new})

@@ -36,8 +36,7 @@ def import_(options: ImportOptions) -> None:
     """Import a recorded conversation into the cluster and print its id.
 
     PATH is a trajectory of OpenHands (a JSON list of events), a conversation directory of OpenHands' SDK, or a file
-    that `deckhands export` has written (.jsonl). A conversation that was not over continues as soon as a worker finds
-    it.
+    written by `deckhands export` (.jsonl). An unfinished conversation continues as soon as a worker finds it.
     """
     path, output = options.path, options.output
     read = read_sdk_directory if path.is_dir() else read_exported_log if path.suffix == ".jsonl" else read_trajectory

@@ -1,4 +1,4 @@
-"""`python -m deckhands.headless`: the options of OpenHands' headless mode, its configuration, and one run of ours."""
+"""`python -m deckhands.headless`: the options and configuration of OpenHands' headless mode, for one of our runs."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ class HeadlessOptions:
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="A file that holds the task. It wins over -t.")
 @click.option("-n", "--name", help="The name of the run: the id of its experiment. By default a new one.")
 @click.option("-i", "--max-iterations", type=click.IntRange(min=1), help="The most iterations.  [default: 80]")
-@click.option("-d", "--directory", help="The workspace, by default WORKSPACE_BASE. It is made if it is not there.")
-@click.option("-c", "--agent-cls", "agent", help="The agent that does it.  [default: CodeActAgent]")
-@click.option("--config-file", type=click.Path(path_type=Path), help="By default config.toml, if it is there.")
-@click.option("-b", "--max-budget-per-task", "budget", type=Amount(min=0, min_open=True), help="The most, in USD.")
+@click.option("-d", "--directory", help="The workspace, by default WORKSPACE_BASE. It is created if it does not exist.")
+@click.option("-c", "--agent-cls", "agent", help="The agent.  [default: CodeActAgent]")
+@click.option("--config-file", type=click.Path(path_type=Path), help="By default config.toml, if it exists.")
+@click.option("-b", "--max-budget-per-task", "budget", type=Amount(min=0, min_open=True), help="The budget, in USD.")
 @click.option("-l", "--llm-config", help="The section [llm.NAME] of the configuration that names the model.")
-@click.option("--no-auto-continue", is_flag=True, help="End with code 5 when the agent asks something.")
+@click.option("--no-auto-continue", is_flag=True, help="End with code 5 when the agent asks a question.")
 @click.option(
     "--timeout",
     type=Amount(min=0, min_open=True),
@@ -90,9 +90,9 @@ class HeadlessOptions:
 @click.version_option(None, "-v", "--version", package_name="deckhands", message="deckhands %(version)s")
 @options_as(HeadlessOptions)
 def headless(options: HeadlessOptions) -> int:
-    """Run one task on a directory as OpenHands does headless, and leave experiments/ID/results/final.json there.
+    """Run one task on a directory like OpenHands' headless mode, and leave experiments/ID/results/final.json there.
 
-    Exit codes: 0 finished, 1 error, 2 usage, 3 rejected by the agent, 4 out of time, 5 needs a person, 6 a limit was
+    Exit codes: 0 finished, 1 error, 2 usage, 3 rejected by the agent, 4 out of time, 5 needs an answer, 6 a limit was
     reached, 8 the result is missing, 9 a path outside of the workspace was refused, 130 interrupted.
     """
     try:
@@ -149,7 +149,7 @@ def _require_docker(environment: dict[str, str]) -> None:
     """Refuse a run whose commands could not run, before it costs anything. Blocks for a second or two.
 
     Raises:
-        UsageError: no image is named, or there is no engine, or not the image; says which.
+        UsageError: no image is named, the engine is missing, or it lacks the image; the text says which.
     """
     if not environment.get(IMAGES):
         raise UsageError(
@@ -161,7 +161,7 @@ def _require_docker(environment: dict[str, str]) -> None:
 
 
 def _root(named: str | None, environment: dict[str, str]) -> Path:
-    """Return the directory of the workspace; it is made if only itself is missing."""
+    """Return the directory of the workspace; create it if its parent exists."""
     if named is None:
         raise UsageError("No workspace is named.", remedy="Name a directory with -d, or set WORKSPACE_BASE.")
     path = Path(named).expanduser()
@@ -206,7 +206,7 @@ def _agent(options: HeadlessOptions, config: Config, settings: FaceSettings) -> 
 
 
 def _confirmation(config: Config) -> ConfirmationPolicy:
-    """Return the confirmation policy; nobody is there to answer, so a question ends the run."""
+    """Return the confirmation policy. No user can answer, so a question ends the run."""
     analyzer = config.get("security", "security_analyzer", "")
     if analyzer and analyzer not in ANALYZERS:
         raise UsageError(

@@ -1,7 +1,7 @@
-"""One headless run: the task on a private cluster, and what the workspace holds afterwards.
+"""One headless run: the task on a private cluster, and the files it leaves in the workspace.
 
-Holds: however the run ends, its logs and its trajectory are written, if it began. Success is the end `finished` and a
-result that fulfils the contract.
+Holds: however the run ends, its logs and its trajectory are written, if it started. Success means the state `finished`
+and a result that fulfils the contract.
 Does not: use a cluster that DECKHANDS_URL names, because the workspace is a directory of this machine.
 """
 
@@ -39,16 +39,16 @@ AUTO_CONTINUE = (
     "Continue the task as you think best. If you have done it, use the tool finish. "
     "Never ask a person for help: nobody reads your questions."
 )
-"""The answer to an agent that asks something (the intent of OpenHands 12; own words)."""
+"""The answer to an agent's question (the intent of OpenHands 12; own words)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What is to be run.
+    """The parameters of a run.
 
     Attributes:
         trajectory: where it is saved, relative to the workspace; None: nowhere.
-        is_continued: whether `AUTO_CONTINUE` answers an agent that asks something.
+        is_continued: whether `AUTO_CONTINUE` answers an agent's questions.
         environment: for the workers.
     """
 
@@ -69,7 +69,7 @@ def run_headless(order: Order) -> int:
 
     Raises:
         PathDenied: a path of the contract is a link.
-        DeckhandsError: the workspace cannot be written, or the store or the workers cannot be started or kept up.
+        DeckhandsError: the workspace cannot be written, or the store or the workers cannot be started or kept running.
     """
     contract = order.contract
     with contract.inside.locked(f"experiments/{contract.experiment}"):
@@ -83,7 +83,7 @@ def run_headless(order: Order) -> int:
 
 
 def _judged(contract: Contract, ending: Ending) -> int:
-    """Return the exit code, and say what is wrong with the result."""
+    """Return the exit code, and print the faults of the result."""
     fault = contract.fault()
     if not fault:
         note(f"Result: {contract.final}")
@@ -151,7 +151,7 @@ def _keep(order: Order, folder: RunFolder) -> None:
 
 
 def _interrupt(watcher: Watcher) -> None:
-    """Stop in order the first time, at once the second time."""
+    """Stop gracefully the first time, immediately the second time."""
     if watcher.interrupted.is_set():
         watcher.at_once()
         sys.stdout.flush()

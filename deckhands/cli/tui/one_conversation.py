@@ -1,4 +1,4 @@
-"""One conversation in `top`: its facts, why it waits, what it asks, and its latest events, live."""
+"""The screen of one conversation in `top`: its facts, why it waits, its question, and its latest events, live."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class OneConversation(Screen[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Read the conversation now, and then at intervals."""
+        """Read the conversation now, and then periodically."""
         self.query_one(RichLog).focus()
         self.set_interval(LOOK_SECONDS, self._look_again)
         self._look_again()
@@ -121,11 +121,11 @@ class OneConversation(Screen[None]):
         self.query_one(RichLog).write(Text(clean_line(text, limit=500), style="dim"))
 
     async def action_do(self, name: str) -> None:
-        """Carry out an action on the conversation."""
+        """Perform an action on the conversation."""
         self.notify(clean_line(await do(self._client, name, self._conversation_id), limit=500), markup=False)
 
     def action_cancel(self) -> None:
-        """Stop the conversation, if that is really meant."""
+        """Stop the conversation after a confirmation."""
         self._ask_to_cancel()
 
     def _ask_to_cancel(self) -> None:
@@ -133,27 +133,27 @@ class OneConversation(Screen[None]):
             if is_sure:
                 await self.action_do("cancel")
 
-        self.app.push_screen(Sure(f"Stop {self._conversation_id} and what runs in it?"), answer)
+        self.app.push_screen(Sure(f"Stop {self._conversation_id} and its running work?"), answer)
 
     async def action_confirm(self) -> None:
-        """Run the action that is shown."""
+        """Run the displayed action."""
         if self._asked is None:
-            self.notify("It asks nothing.", markup=False)
+            self.notify("No action awaits confirmation.", markup=False)
             return
         work = self._client.confirm(self._conversation_id, action_id=self._asked.id)
         self.notify(clean_line(await said(work, "The action runs."), limit=500), markup=False)
 
     def action_reject(self) -> None:
-        """Refuse the action that is shown, with a reason."""
+        """Reject the displayed action, with a reason."""
         asked = self._asked
         if asked is None:
-            self.notify("It asks nothing.", markup=False)
+            self.notify("No action awaits confirmation.", markup=False)
             return
 
         async def answer(reason: str | None) -> None:
             if reason is not None:
                 work = self._client.reject(self._conversation_id, reason=reason, action_id=asked.id)
-                self.notify(clean_line(await said(work, "The action was refused."), limit=500), markup=False)
+                self.notify(clean_line(await said(work, "The action was rejected."), limit=500), markup=False)
 
         question = "Why not? The agent reads it and continues; without a reason it waits for a message."
         self.app.push_screen(Line(question), answer)

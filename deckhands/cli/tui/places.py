@@ -31,7 +31,7 @@ class Place:
     """Where a chat runs.
 
     Attributes:
-        conversation_id: the one to continue; empty: the first message begins one.
+        conversation_id: the one to continue; empty: the first message creates one.
         is_private: its workers end with the chat.
         record: called with each event of the conversation, from the first one on.
         finish: called with the summary at the end.
@@ -47,10 +47,10 @@ class Place:
     _own_id: str = ""
 
     async def begin(self, text: str) -> str:
-        """Begin a conversation with a message and return its id.
+        """Create a conversation with a message and return its id.
 
         Raises:
-            UsageError: the task cannot be used; see `Client.submit`.
+            UsageError: the task is invalid; see `Client.submit`.
         """
         check_task(text)
         spec, workspace = self.task.spec, self.task.spec.place()
@@ -65,7 +65,7 @@ class Place:
         return self.conversation_id
 
     async def send(self, text: str) -> None:
-        """Send a message to the conversation; raises what `Client.send_message` does."""
+        """Send a message to the conversation. Raises what `Client.send_message` raises."""
         await self.client.send_message(self.conversation_id, text, images=tuple(self.images))
         self.images.clear()
 

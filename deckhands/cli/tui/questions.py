@@ -10,7 +10,7 @@ from textual.widgets import Input, Static
 
 
 class Line(ModalScreen[str | None]):
-    """Asks for a line of text; None: the person cancelled."""
+    """Asks for a line of text; None if the user cancels."""
 
     DEFAULT_CSS = """
     Line, Sure { align: center middle; }
@@ -29,7 +29,7 @@ class Line(ModalScreen[str | None]):
             yield Input()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Take the line."""
+        """Return the line."""
         event.stop()
         self.dismiss(event.value)
 

@@ -218,7 +218,7 @@ class ApiKeys:
         """Return a key that was checked before, if it is still valid. Raises what `check` raises."""
         text = await self._store.call("HGET", self._root, key_id)
         if (key := _key_in(text)) is None:
-            raise Refused("unauthorized", "The API key is not known any more.")
+            raise Refused("unauthorized", "The API key does not exist any more.")
         return self._good(key)
 
     async def count(self, key: ApiKey) -> None:

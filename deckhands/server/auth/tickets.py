@@ -15,7 +15,7 @@ from broker.store import Store
 TICKET_SECONDS = 30.0
 ENTRY_SECONDS = 120.0
 ENTRY = "entry:"
-"""What stands before the token in the value of a ticket that lets a page in."""
+"""The prefix of the token in the value of an entry ticket."""
 
 
 class Tickets:

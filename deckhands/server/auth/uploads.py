@@ -29,7 +29,7 @@ class TooManyUploads(DeckhandsError):
     def __init__(self) -> None:
         super().__init__(
             f"{MAX_WAITING} uploaded files wait for their conversations.",
-            remedy="Begin those conversations, or wait: a file is kept for an hour.",
+            remedy="Create those conversations, or wait: a file is kept for an hour.",
         )
 
 

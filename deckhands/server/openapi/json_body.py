@@ -14,7 +14,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ModelWrapValidatorHandler, ValidationError, model_validator
 
 Fault = tuple[tuple[str | int, ...], str, Any]
-"""Where it is, the type that is promised there, and what is there instead."""
+"""A place in the body, the type promised for it, and the value found there."""
 CODES = {
     "integer": "int_type",
     "number": "float_type",
@@ -24,7 +24,7 @@ CODES = {
     "object": "dict_type",
     "null": "none_required",
 }
-"""What Pydantic calls a value that is not of a type of JSON."""
+"""Pydantic's error code for each JSON type."""
 
 
 class JsonBody(BaseModel):

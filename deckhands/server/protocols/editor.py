@@ -40,7 +40,7 @@ from deckhands.server.protocols.editor_updates import SessionUpdates, asked
 
 MAX_SESSIONS = 16
 INVALID_PARAMS, INTERNAL_ERROR = -32_602, -32_603
-"""Of JSON-RPC; an editor shows the message beside them."""
+"""JSON-RPC error codes; an editor shows the message."""
 ALLOW, REJECT = "allow", "reject"
 OPTIONS = [
     PermissionOption(option_id=ALLOW, name="Allow", kind="allow_once"),
@@ -51,7 +51,7 @@ REFUSED = "The user has refused this action."
 _log = logging.getLogger(__name__)
 Stop = Literal["end_turn", "max_turn_requests", "refusal", "cancelled"]
 Make = Callable[[str, str | None], AsyncConversation[Any]]
-"""Makes the conversation of a session from its directory, and its id if it exists."""
+"""Creates the conversation of a session from its directory, and its id if it exists."""
 
 
 class EditorAgent:

@@ -30,7 +30,7 @@ from broker.contract import (
 Kind = Literal["read", "edit", "execute", "other"]
 Status = Literal["pending", "in_progress", "completed", "failed"]
 Update = Any
-"""One of the many classes of `acp.schema` that a `session/update` may hold."""
+"""One of the many classes of `acp.schema` for a `session/update`."""
 MAX_OUTPUT_CHARS = 20_000
 MAX_TITLE_CHARS = 300
 KINDS: tuple[tuple[tuple[type[Event], ...], Kind], ...] = (

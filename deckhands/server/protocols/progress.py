@@ -10,7 +10,7 @@ from typing import Any
 
 MAX_SHOWN = 500
 SAID = frozenset({"action.message", "action.finish", "action.reject", "action.system", "action.null"})
-"""What is an answer, or nothing that a reader needs."""
+"""Kinds that are answers, or of no interest to a reader."""
 SHOWN = ("command", "path", "code", "url", "query", "agent", "name", "tool")
 
 

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from typing import Any
 
 FINISH = re.compile(r'finish \s*\{\s*"message"\s*:\s*"')
-"""How a call that ends the work begins, as pieces show it, up to its message."""
+"""The start of a finish call in pieces, up to its message."""
 AHEAD = 512
-"""Pieces that are kept until the reply before theirs has been read; more wait for the log."""
+"""How many pieces are kept until the previous reply was read; the text of further ones comes from the log."""
 STRING = re.compile(r'(?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|[^u]))*')
 LONE_SURROGATE = re.compile("[\ud800-\udfff]$")
 GAP = "\n\n"
-"""Between one reply and the next."""
+"""The separator of replies."""
 
 
 class Spoken:
