@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from deckhands.cli.headless.command import headless
+from deckhands.cli.headless import headless
 from deckhands.cli.main import call
 
 if __name__ == "__main__":

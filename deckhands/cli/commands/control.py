@@ -1,21 +1,26 @@
-"""`deckhands message`, `pause`, `resume`, `recover`, `cancel` and `close`: control existing conversations."""
+"""`deckhands message`, `pause`, `resume`, `recover`, `cancel`, `close`, `rm` and `restore`: control conversations."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
 import click
 
-from broker.contract import TERMINAL_STATES, AgentState, MessagePolicy
+from broker.contract import TERMINAL_STATES, AgentState, MessagePolicy, is_settled
 from broker.log import ConversationRow
-from deckhands.cli.abbreviations import conversation_argument
+from broker.runtime import UnknownConversation
+from deckhands.cli.abbreviations import CONVERSATION_ID, conversation_argument
 from deckhands.cli.choosing import BulkAction, Chosen, ChosenToEnd, chosen_options, do_to_chosen, yes_option
 from deckhands.cli.options import json_option, read_task
+from deckhands.cli.progress import Progress
 from deckhands.cli.verbs import options_as
-from deckhands.client import note, on_conversation, print_json
+from deckhands.client import Client, NotStopped, cluster_client, note, on_conversation, print_json, print_text
+from deckhands.settings import FaceSettings
 
 SECTION = "Control a conversation"
 VERBS = {
@@ -25,6 +30,8 @@ VERBS = {
     "recover": "Get an agent out of a loop.",
     "cancel": "Stop conversations and their running work.",
     "close": "Close conversations that are over; their workspaces are removed after a week.",
+    "rm": "Delete conversations: their logs, results, files in the store and secrets.",
+    "restore": "Bring archived conversations back into the store.",
 }
 
 CANCEL_WAIT_SECONDS = 30.0
@@ -86,6 +93,22 @@ class CloseOptions(ChosenToEnd):
     as_json: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveOptions(ChosenToEnd):
+    """Options of `rm`."""
+
+    must_cancel: bool
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOptions:
+    """Options of `restore`."""
+
+    conversation_ids: tuple[str, ...]
+    as_json: bool
+
+
 @click.command()
 @conversation_argument
 @click.argument("text", required=False)
@@ -94,7 +117,7 @@ class CloseOptions(ChosenToEnd):
 @click.option(
     "--double-texting",
     type=click.Choice(get_args(MessagePolicy)),
-    help="What it does while the agent works; by default what the conversation was submitted with.",
+    help="The policy if the agent is working; by default that of the conversation.",
 )
 @options_as(MessageOptions)
 def message(options: MessageOptions) -> None:
@@ -210,3 +233,77 @@ def _do(options: Chosen, action: BulkAction, said: str, *, as_json: bool, is_sur
 
 def _may_be_paused(row: ConversationRow) -> bool:
     return row.state not in TERMINAL_STATES and row.state != AgentState.PAUSED and not row.is_closed
+
+
+@click.command()
+@chosen_options
+@click.option("--cancel", "must_cancel", is_flag=True, help="Cancel running conversations first, and delete them too.")
+@yes_option
+@json_option
+@options_as(RemoveOptions)
+def rm(options: RemoveOptions) -> int:
+    """Delete idle conversations: logs, results, secrets and all their other keys in the store.
+
+    Name conversations, or choose them by --label and --state; chosen ones that run are skipped. Delegates that have
+    ended are deleted with their parent. Workspaces end as those of closed conversations do. An archived conversation
+    given by its full id is deleted from the archive too, as is a restored one. A deletion cannot be undone; repeat the
+    command to complete an interrupted one.
+    """
+
+    async def remove(client: Client, conversation_id: str) -> None:
+        if options.must_cancel:
+            with contextlib.suppress(UnknownConversation):  # nothing runs in the archive
+                if not (await client.row(conversation_id)).is_closed:
+                    await _cancel(client, conversation_id)
+        await client.delete(conversation_id)
+
+    def fits(row: ConversationRow) -> bool:
+        return options.must_cancel or _may_be_removed(row)
+
+    action = BulkAction("deleted", remove, fits, is_end=True, reaches_archive=True)
+    return asyncio.run(do_to_chosen(options, action, as_json=options.as_json, is_sure=options.is_sure))
+
+
+async def _cancel(client: Client, conversation_id: str) -> None:
+    """Stop a conversation and wait until it is idle.
+
+    Raises:
+        NotStopped: it is not within 30 s.
+    """
+    summary = await client.cancel(conversation_id, wait_seconds=CANCEL_WAIT_SECONDS)
+    if not is_settled(AgentState(summary.state)):
+        raise NotStopped(conversation_id, CANCEL_WAIT_SECONDS)
+
+
+def _may_be_removed(row: ConversationRow) -> bool:
+    return row.is_closed or (row.state in set(AgentState) and is_settled(AgentState(row.state)))
+
+
+@click.command()
+@click.argument("conversation_ids", metavar="ID...", nargs=-1, required=True, type=CONVERSATION_ID)
+@json_option
+@options_as(RestoreOptions)
+def restore(options: RestoreOptions) -> None:
+    """Bring archived conversations back into the store, so that they can be continued. Prints their ids.
+
+    Name them by their full ids. The archive is the one that DECKHANDS_ARCHIVE names; the file stays in it. A
+    conversation that is still in the store does not change. Secrets are not archived: set them again. A workspace
+    starts with its last checkpoint, or with its initial files.
+    """
+    asyncio.run(_restore(FaceSettings.from_env(), options))
+
+
+async def _restore(settings: FaceSettings, options: RestoreOptions) -> None:
+    ids, shows_ids = options.conversation_ids, sys.stdout.isatty()
+    async with cluster_client(settings) as client:
+        with Progress("conversations restored", len(ids)) as progress:
+            for conversation_id in ids:
+                is_new = await client.restore(conversation_id)
+                if not shows_ids:  # on a terminal, the printed ids show the progress
+                    progress.add()
+                if options.as_json:
+                    print_json({"conversation_id": conversation_id, "restored": is_new})
+                    continue
+                if not is_new:
+                    note(f"{conversation_id} is in the store already.")
+                print_text(conversation_id)
