@@ -196,7 +196,8 @@ async def do_to_chosen(chosen: Chosen, action: BulkAction, *, as_json: bool, is_
         StoreError: the store is unavailable; the printed conversations are done.
     """
     chosen.check()
-    settings, outcomes = FaceSettings.from_env(), _Outcomes(action, as_json)
+    settings = FaceSettings.from_env()
+    outcomes = _Outcomes(action, as_json)
     if not chosen.is_selection:
         tasks = {conversation_of_task(task): task for task in chosen.tasks}
         for conversation_id in chosen.conversation_ids:
@@ -213,7 +214,9 @@ async def do_to_chosen(chosen: Chosen, action: BulkAction, *, as_json: bool, is_
         return outcomes.close()
     selection = chosen.selection()
     async with cluster_client(settings) as client:
-        number = await _count(client, selection, action)
+        number = 0
+        async for _ in _ids(client, selection, action):
+            number += 1
         if number and action.is_end and not is_sure:
             require_agreement(counted(number, "conversation"), action.done)
         with Progress(f"conversations {action.done}", number) as progress:
@@ -231,13 +234,6 @@ async def _ids(client: Client, selection: Selection, action: BulkAction) -> Asyn
         for row in page:
             if action.fits(row):
                 yield row.conversation_id
-
-
-async def _count(client: Client, selection: Selection, action: BulkAction) -> int:
-    number = 0
-    async for _ in _ids(client, selection, action):
-        number += 1
-    return number
 
 
 def require_agreement(what: str, done: str) -> None:

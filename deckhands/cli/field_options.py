@@ -36,7 +36,9 @@ def option_of(name: str) -> Callable[[F], F]:
         TypeError: its type has no such form; write its option by hand.
     """
     field = TaskSpec.model_fields[name]
-    kind, flag, text = _plain(field.annotation), f"--{name.replace('_', '-')}", field.description
+    kind = _plain(field.annotation)
+    flag = f"--{name.replace('_', '-')}"
+    text = field.description
     if kind is bool:
         return click.option(flag, is_flag=True, default=None, help=text)
     if get_origin(kind) is tuple and get_args(kind)[0] is str:

@@ -81,6 +81,11 @@ OF_AGENT = (
     *("enable_prompt_extensions", "enable_som_visual_browsing", "enable_think"),
 )
 """Keys of `[agent]` that have the same name in `AgentSpec`."""
+AUTO_CONTINUE = (
+    "Continue the task as you think best. If you have done it, use the tool finish. "
+    "Never ask a person for help: nobody reads your questions."
+)
+"""The answer to an agent's question (the intent of OpenHands 12; own words)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,28 @@ class HeadlessOptions:
     llm_config: str | None
     no_auto_continue: bool
     timeout: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """The parameters of a run.
+
+    Attributes:
+        trajectory: where it is saved, relative to the workspace; None: nowhere.
+        is_continued: whether `AUTO_CONTINUE` answers an agent's questions.
+        environment: for the workers.
+    """
+
+    task: str
+    contract: Contract
+    agent: AgentSpec
+    workspace: WorkspaceSpec
+    limits: Limits
+    seconds: float
+    trajectory: str | None
+    is_continued: bool
+    home: Home
+    environment: Mapping[str, str] = field(repr=False)
 
 
 @click.command("headless", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -257,44 +284,19 @@ def _workspace(config: Config, sandbox: str, agent: AgentSpec) -> WorkspaceSpec:
     if image and runtime != "docker":
         note(f"The image {image} has no effect: RUNTIME is not docker.")
         image = ""
-    needs_browser = agent.enable_browsing or agent.name in BROWSING_AGENTS
+    pool = "bash"
+    if agent.enable_browsing or agent.name in BROWSING_AGENTS:
+        pool = BROWSER_POOL
+    elif agent.enable_jupyter:
+        pool = IPYTHON_POOL
     return WorkspaceSpec.model_validate(
         {
             "sandbox": "docker" if runtime == "docker" else sandbox,
             "image": image,
             "network": bool(config.get("sandbox", "use_host_network", False)),
-            "pool": BROWSER_POOL if needs_browser else IPYTHON_POOL if agent.enable_jupyter else "bash",
+            "pool": pool,
         }
     )
-
-
-AUTO_CONTINUE = (
-    "Continue the task as you think best. If you have done it, use the tool finish. "
-    "Never ask a person for help: nobody reads your questions."
-)
-"""The answer to an agent's question (the intent of OpenHands 12; own words)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """The parameters of a run.
-
-    Attributes:
-        trajectory: where it is saved, relative to the workspace; None: nowhere.
-        is_continued: whether `AUTO_CONTINUE` answers an agent's questions.
-        environment: for the workers.
-    """
-
-    task: str
-    contract: Contract
-    agent: AgentSpec
-    workspace: WorkspaceSpec
-    limits: Limits
-    seconds: float
-    trajectory: str | None
-    is_continued: bool
-    home: Home
-    environment: Mapping[str, str] = field(repr=False)
 
 
 def run_headless(order: Order) -> int:
@@ -328,8 +330,10 @@ def _judged(contract: Contract, ending: Ending) -> int:
 
 
 async def _run(order: Order) -> Ending:
-    contract, inside = order.contract, order.contract.inside
-    printer, renderer = EventPrinter(as_json=False), Renderer(is_coloured=False)
+    contract = order.contract
+    inside = order.contract.inside
+    printer = EventPrinter(as_json=False)
+    renderer = Renderer(is_coloured=False)
     started: list[str] = []
     watcher = Watcher(on_notice=note, reply=AUTO_CONTINUE if order.is_continued else None)
     on_stop_signals(partial(_interrupt, watcher))
@@ -370,7 +374,8 @@ def _keep(order: Order, folder: RunFolder) -> None:
     events = folder.events() if folder.has_events else []
     if not events:
         return
-    contract, inside = order.contract, order.contract.inside
+    contract = order.contract
+    inside = order.contract.inside
     lines = "".join(event_line(event) + "\n" for event in events)
     inside.write(f"{contract.logs}/events.jsonl", lines.encode())
     summary = json.dumps(folder.summary().as_json(), indent=2) + "\n"

@@ -75,7 +75,8 @@ class Progress:
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
     """Yield a function that shows the transferred bytes: a bar on a terminal, cleared at the end."""
-    began, has_shown = SYSTEM_CLOCK.monotonic(), False
+    began = SYSTEM_CLOCK.monotonic()
+    has_shown = False
 
     def show(done: int, total: int | None) -> None:
         nonlocal has_shown

@@ -104,7 +104,11 @@ class ScreenPrinter(EventPrinter):
             return
         if piece.call != self._call or piece.kind != self._kind:
             self._end_line()
-            mark = "~" if piece.kind == "thinking" else f"[{piece.call}]" if piece.kind == "call" else ""
+            mark = ""
+            if piece.kind == "thinking":
+                mark = "~"
+            elif piece.kind == "call":
+                mark = f"[{piece.call}]"
             self._area.above([self._renderer.styled(mark, "dim")])
             self._call, self._kind = piece.call, piece.kind
         self._remember(piece)
@@ -168,7 +172,8 @@ class ScreenPrinter(EventPrinter):
     def _end_line(self) -> None:
         if not self._written:
             return
-        written, self._written = self._written, ""
+        written = self._written
+        self._written = ""
         self._draw()
         self._area.above([self._words(written)])
 

@@ -276,6 +276,11 @@ def workspace_of(options: TaskOptions, place: Place, sandbox: str) -> WorkspaceS
     chosen = options.sandbox or sandbox
     if options.image and chosen != "docker":
         raise UsageError("--image is for containers.", remedy="Add --sandbox docker.")
+    pool = "bash"
+    if options.browser or options.browser_delegate or options.agent in BROWSING_AGENTS:
+        pool = BROWSER_POOL
+    elif options.ipython:
+        pool = IPYTHON_POOL
     return WorkspaceSpec.model_validate(
         {
             "path": str(place.path) if place.path is not None else None,
@@ -284,7 +289,7 @@ def workspace_of(options: TaskOptions, place: Place, sandbox: str) -> WorkspaceS
             "image": options.image,
             "network": options.network,
             "allow": options.allow,
-            "pool": BROWSER_POOL if _needs_browser(options) else IPYTHON_POOL if options.ipython else "bash",
+            "pool": pool,
             "needs": _needs(options),
         }
     )
@@ -308,10 +313,6 @@ def _needs(options: TaskOptions) -> WorkspaceNeeds | None:
 
 def _bytes(gib: float | None) -> int | None:
     return max(1, round(gib * 2**30)) if gib is not None else None
-
-
-def _needs_browser(options: TaskOptions) -> bool:
-    return options.browser or options.browser_delegate or options.agent in BROWSING_AGENTS
 
 
 def agent_of(options: TaskOptions, model: str | None) -> AgentSpec:

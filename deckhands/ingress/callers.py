@@ -198,7 +198,8 @@ class Callers:
         Args:
             is_news: it has just made progress; otherwise it is checked less and less often.
         """
-        names, looks = self._store.keys(caller.conversation_id), 0 if is_news else min(caller.looks + 1, 10)
+        names = self._store.keys(caller.conversation_id)
+        looks = 0 if is_news else min(caller.looks + 1, 10)
         pause = SHORTEST_LOOK_SECONDS + jitter() * min(2.0**looks, LONGEST_LOOK_SECONDS)
         due = to_millis(self._store.clock.now()) + int(pause * 1000)
         await self._store.call_many(

@@ -133,10 +133,11 @@ class Desk:
         if not condition.is_met(tally.status):
             return ""
         summary = await self._lengthen(tally.summary(), events, MOST_CHARS[caller.kind])
-        if summary.state == AgentState.STOPPED and await self._is_revoked(caller):
-            return await self.callers.decide(conversation_id, REVOKED)
-        if summary.error_code == EXPIRED_CODE and caller.kind == CELERY:
-            return await self.callers.decide(conversation_id, EXPIRED)
+        if caller.kind == CELERY:
+            if summary.state == AgentState.STOPPED and await self.revocations.is_revoked(caller.name):
+                return await self.callers.decide(conversation_id, REVOKED)
+            if summary.error_code == EXPIRED_CODE:
+                return await self.callers.decide(conversation_id, EXPIRED)
         time_limit = str((caller.kept or {}).get("time_limit", ""))
         return await self.callers.decide(conversation_id, answer_of(summary, time_limit))
 
@@ -153,9 +154,6 @@ class Desk:
         if len(json.dumps(outputs)) > limit:
             outputs = summary.outputs
         return replace(summary, message=message, outputs=outputs)
-
-    async def _is_revoked(self, caller: Caller) -> bool:
-        return caller.kind == CELERY and await self.revocations.is_revoked(caller.name)
 
 
 def answer_of(summary: Summary, time_limit: str = "") -> dict[str, Any]:

@@ -49,7 +49,8 @@ def follow(previous: Sequence[Any], options: Mapping[str, Any]) -> FollowingTask
     Raises:
         UsageError: there is no task, or too many arguments.
     """
-    earlier, fields = list(previous), dict(options)
+    earlier = list(previous)
+    fields = dict(options)
     if "task" not in fields:
         if not earlier:
             raise UsageError("The request cannot be used: task: it is missing.", remedy="Pass the task as a text.")
@@ -79,7 +80,8 @@ def _join(task: str, results: Sequence[Any], *, has_file: bool) -> tuple[str, bo
     room = MAX_TASK_CHARS - len(task) - len(HEADING) - SPARE_CHARS
     each = max(room // max(len(results), 1) - 1, LEAST_CHARS)
     whole = [json.dumps(_short(found), ensure_ascii=False) for found in results]
-    lines = [_cut(line, each) for line in whole[: max(room // (each + 1), 0)]]
+    kept = whole[: max(room // (each + 1), 0)]
+    lines = [line if len(line) <= each else line[: each - 3] + "..." for line in kept]
     is_whole = lines == whole
     if len(lines) < len(whole):
         lines.append(f"[{len(whole) - len(lines):,} of {len(whole):,} results are left out here: they do not fit.]")
@@ -102,7 +104,3 @@ def _pack(results: Sequence[Any]) -> bytes:
 def _short(found: Any) -> Any:
     is_summary = isinstance(found, dict) and found.get("summary") is True
     return {name: found.get(name) for name in SHOWN_FIELDS} if is_summary else found
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 3] + "..."

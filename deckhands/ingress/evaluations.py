@@ -149,7 +149,8 @@ class Evaluations:
             _log.warning("%s", line)
         request.tuning.check(len(models))
         ask(directory, asked)
-        is_new, started = earlier is None, earlier.started if earlier else SYSTEM_CLOCK.now().timestamp()
+        is_new = earlier is None
+        started = earlier.started if earlier else SYSTEM_CLOCK.now().timestamp()
         # Before checking the command: a running command answers all waiting tasks when it ends.
         asker = Asker(task_id=task_id, options=dict(options), kept=dict(kept), started=started)
         asker.write(directory)
@@ -196,7 +197,8 @@ class Evaluations:
                 _log.exception("cannot check the command of the evaluation %s", tasks.parent.name)
 
     def _look_at(self, directory: Path) -> None:
-        waiting, now = waiting_in(directory), SYSTEM_CLOCK.now().timestamp()
+        waiting = waiting_in(directory)
+        now = SYSTEM_CLOCK.now().timestamp()
         if not waiting or any(now - since < FORSAKEN_AFTER_SECONDS for _, since in waiting) or is_driven(directory):
             return
         askers = [asker for asker, _ in waiting]

@@ -93,15 +93,21 @@ def failure_of(summary: Summary, time_limit: str = "") -> dict[str, Any] | None:
         case AgentState.FINISHED:
             return None
         case AgentState.REJECTED:
-            code, text = "rejected", summary.message
+            code = "rejected"
+            text = summary.message
         case AgentState.STOPPED:
-            kind, code, text = AgentStopped, "stopped", "The agent was stopped."
+            kind = AgentStopped
+            code = "stopped"
+            text = "The agent was stopped."
         case AgentState.ERROR if summary.error_code == OUT_OF_TIME and time_limit in TIME_LIMITS:
-            kind, code = TIME_LIMITS[time_limit], OUT_OF_TIME
+            kind = TIME_LIMITS[time_limit]
+            code = OUT_OF_TIME
         case AgentState.ERROR:
             code = "limit" if summary.exit_code is ExitCode.LIMIT else code
         case _:
-            kind, code, text = AgentNeedsPerson, "needs_person", summary.message or f"It is {summary.state}."
+            kind = AgentNeedsPerson
+            code = "needs_person"
+            text = summary.message or f"It is {summary.state}."
     message = f"{text} {summary.remedy}".strip() or f"It is {summary.state}."
     return {"kind": kind.__name__, "message": message, "code": code, "conversation_id": summary.conversation_id}
 

@@ -167,7 +167,8 @@ class Orders:
         A redelivery must not answer a later question.
         """
         store = self._desk.store
-        once, field = store.keys(conversation_id).once, f"b:{key}"
+        once = store.keys(conversation_id).once
+        field = f"b:{key}"
         _, asked_id = await asked_about(store, conversation_id)
         await store.call("HSETNX", once, field, asked_id or 0)
         return int(await store.call("HGET", once, field))
@@ -178,7 +179,8 @@ class Orders:
 
     async def _note_done(self, conversation_id: str, key: str) -> None:
         """Store that a task found nothing to do, so that a redelivery does nothing either."""
-        once, last_id = self._desk.store.keys(conversation_id).once, await self._desk.log.last_id(conversation_id)
+        once = self._desk.store.keys(conversation_id).once
+        last_id = await self._desk.log.last_id(conversation_id)
         command = ("HSETNX", once, f"p:{key}", f"{last_id}:{last_id}")
         await self._desk.store.call(*command)
 

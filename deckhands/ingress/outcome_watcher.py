@@ -87,7 +87,8 @@ class OutcomeWatcher:
         """Report the progress of conversations to their callers, each second, forever."""
         while True:
             await asyncio.sleep(UPKEEP_SECONDS)
-            getting_on, self._getting_on = self._getting_on, set()
+            getting_on = self._getting_on
+            self._getting_on = set()
             await asyncio.gather(*(self._report(conversation_id) for conversation_id in getting_on))
 
     async def _look_at_entries(self, names: ShardKeys, entries: list[tuple[bytes, list[bytes]]]) -> None:

@@ -108,7 +108,8 @@ class Runs:
             UsageError: the request is invalid; nothing was started.
             AdmissionRefused: it cannot start now; nothing was started.
         """
-        desk, conversation_id = self._desk, conversation_of_task(message.task_id)
+        desk = self._desk
+        conversation_id = conversation_of_task(message.task_id)
         caller = await desk.callers.of(conversation_id)
         if caller is not None and not desk.is_own(caller):
             raise UsageError(
@@ -153,7 +154,8 @@ class Runs:
 
     async def revoke(self, task_id: str) -> None:
         """Stop a run, started or not. Idempotent; a run that has ended does not change."""
-        desk, conversation_id = self._desk, conversation_of_task(task_id)
+        desk = self._desk
+        conversation_id = conversation_of_task(task_id)
         await desk.revocations.revoke(task_id)
         caller = await desk.callers.of(conversation_id)
         if caller is None or caller.is_answered or not desk.is_own(caller):
@@ -167,7 +169,8 @@ class Runs:
 
     async def _stop_if_revoked(self, task_id: str) -> None:
         """Stop a run whose task is revoked: it may have started after the revocation looked for it."""
-        desk, conversation_id = self._desk, conversation_of_task(task_id)
+        desk = self._desk
+        conversation_id = conversation_of_task(task_id)
         if not await desk.revocations.is_revoked(task_id):
             return
         meta = await desk.meta(conversation_id)
@@ -198,7 +201,9 @@ class Runs:
             return
         failpoint("door.before_result")
         await self.announce_start(now, ends=True)
-        outcome, kept, results = json.loads(text), caller.kept or {}, self._desk.results
+        outcome = json.loads(text)
+        kept = caller.kept or {}
+        results = self._desk.results
         value, failure = _ending_of(outcome)
         settle = partial(
             results.settle,
@@ -221,7 +226,8 @@ class Runs:
         Args:
             has_started: return those whose agents work; otherwise those that have not started.
         """
-        found, others = list[Caller](), 0
+        found = list[Caller]()
+        others = 0
         for names in self._desk.store.all_shards:
             waiting, more = await self._desk.callers.waiting(names, limit=MOST_LOOKED_AT)
             found += [caller for caller in waiting if self._is_shown(caller) and bool(caller.started_ms) == has_started]
@@ -265,7 +271,8 @@ class Runs:
 
     async def _runtime_seconds(self, conversation_id: str, outcome: Mapping[str, Any]) -> float | None:
         """Return how long an agent has worked, from its start to its last event; None if it has no summary."""
-        caller, updated = await self._desk.callers.of(conversation_id), (outcome.get("summary") or {}).get("updated")
+        caller = await self._desk.callers.of(conversation_id)
+        updated = (outcome.get("summary") or {}).get("updated")
         if caller is None or not caller.started_ms or not updated:
             return None
         return max(0.0, datetime.fromisoformat(updated).timestamp() - caller.started_ms / 1000)

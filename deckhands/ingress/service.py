@@ -43,7 +43,9 @@ class Door:
         for warning in store.warnings:
             _log.error("%s", warning)
         desk = Desk(store, self._results, settings.broker_name)
-        self.runs, self.orders, self._store = Runs(desk), Orders(desk), store
+        self.runs = Runs(desk)
+        self.orders = Orders(desk)
+        self._store = store
         self._is_open.set()
         try:
             while not stop.is_set():

@@ -68,7 +68,8 @@ class DoorTasks:
 
             def run(self, *previous: Any, **options: Any) -> str:
                 """Create the conversation."""
-                task_id, refused = self.request.id, _refused_in(self.request)  # the loop's thread has no current task
+                task_id = self.request.id  # the loop's thread has no current task
+                refused = _refused_in(self.request)
                 eta, expires, limits = (getattr(self.request, name, None) for name in (BEGINS, EXPIRES, LIMITS))
 
                 async def submit() -> str:
@@ -197,11 +198,13 @@ class DoorTasks:
 
             def run(self, *arguments: Any, **options: Any) -> dict[str, Any]:
                 """Perform it."""
-                task_id, refused = self.request.id, _refused_in(self.request)
+                task_id = self.request.id
+                refused = _refused_in(self.request)
                 eta, expires = (getattr(self.request, name, None) for name in (BEGINS, EXPIRES))
 
                 async def carry_out() -> dict[str, Any]:
-                    orders, until = ours._door.orders, moment_in(expires)
+                    orders = ours._door.orders
+                    until = moment_in(expires)
                     return await orders.carry_out(
                         what, task_id, arguments, options, eta=eta, expires=until, refused=refused
                     )

@@ -239,7 +239,10 @@ async def metrics(gateway: GatewayOf, _principal: AdminOfAll) -> Response:
 @routes.get("/queues", summary="Show queues")
 async def queues(gateway: GatewayOf, _principal: AdminOfAll) -> Queues:
     """Show the backlog for controller workers in each shard."""
-    store, found, parked, dead = gateway.store, [], 0, 0
+    store = gateway.store
+    found = []
+    parked = 0
+    dead = 0
     for names in store.all_shards:
         for name, group in STREAMS.items():
             stream, line = f"{names.root}:{name}", f"{names.root}:turns:{name}"

@@ -125,7 +125,8 @@ async def begin_once(
     Raises:
         KeyReused: the key belongs to another request.
     """
-    own, task = own_key(principal, key), _continued(request, task)
+    own = own_key(principal, key)
+    task = _continued(request, task)
     if own is None:
         return await begin(gateway, principal, task, None, is_watched=is_watched)
     await gateway.repeated.begin(own, await fingerprint(request))
@@ -225,7 +226,8 @@ Operated = Annotated[str, Depends(operated)]
 async def result_of(client: Client, conversation_id: str) -> Result:
     """Return a conversation and its summary, with whole texts, from the store or the archive."""
     events = await with_words(client, conversation_id, await client.events(conversation_id, is_lenient=True))
-    is_settled, summary = status_of(events).is_settled, summarize(events).as_json()
+    is_settled = status_of(events).is_settled
+    summary = summarize(events).as_json()
     return Result(conversation_id=conversation_id, is_settled=is_settled, summary=summary)
 
 

@@ -96,7 +96,8 @@ class Precondition:
             Header(alias="If-Match", max_length=1_000, description="the ETag that the resource must have; `*`: any"),
         ] = None,
     ) -> None:
-        self._asked, self._is_needed = if_match, gateway.options.needs_match
+        self._asked = if_match
+        self._is_needed = gateway.options.needs_match
 
     @property
     def is_asked(self) -> bool:
@@ -161,7 +162,8 @@ async def once(
     """
     if own is None:
         return JSONResponse(dict(await act()), status)
-    name, sent = own, await fingerprint(request)
+    name = own
+    sent = await fingerprint(request)
     answer = await gateway.repeated.begin(name, sent)
     headers = {"Idempotency-Replayed": "true"}
     if answer is None:

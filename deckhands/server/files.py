@@ -113,9 +113,12 @@ async def download(gateway: GatewayOf, _principal: Reader, conversation_id: Seen
         target.mkdir()
         await gateway.client.files.download(conversation_id, path, target)
         (found,) = target.iterdir()
-        name, kind = found.name, "application/octet-stream"
+        name = found.name
+        kind = "application/octet-stream"
         if found.is_symlink() or not found.is_file():
-            name, kind, packed = f"{found.name}.tar", "application/x-tar", folder / "tar"
+            name = f"{found.name}.tar"
+            kind = "application/x-tar"
+            packed = folder / "tar"
             await asyncio.to_thread(_pack, found, packed)
             found = packed
         removing = BackgroundTask(shutil.rmtree, folder, ignore_errors=True)
@@ -155,7 +158,8 @@ async def lay_by(
     """
     own = own_key(principal, key)
     assert own is not None
-    conversation_id, tenant = id_in(None, own), "" if principal.sees_all else principal.tenant
+    conversation_id = id_in(None, own)
+    tenant = "" if principal.sees_all else principal.tenant
     await check(gateway.store, conversation_id, tenant)
     async with _folder() as folder:
         source = folder / "upload"
@@ -172,7 +176,8 @@ async def lay_by(
 
 async def _received(request: Request, target: Path) -> tuple[int, str]:
     """Write the body of a request into a file, and return its size and its SHA-256."""
-    size, digest = 0, hashlib.sha256()
+    size = 0
+    digest = hashlib.sha256()
     with target.open("wb") as file:
         async for part in request.stream():
             await asyncio.to_thread(file.write, part)

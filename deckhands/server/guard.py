@@ -51,7 +51,9 @@ class Guard:
     """An ASGI middleware that checks every request."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
-        self._app, self._gateway, self._pages = app, gateway, Pages()
+        self._app = app
+        self._gateway = gateway
+        self._pages = Pages()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -103,7 +105,8 @@ class Guard:
             raise Refused("forbidden_origin", "Pages of this origin may not call the server.", remedy="Name it.")
 
     async def _principal(self, scope: Scope, headers: Headers) -> Principal:
-        gateway, token = self._gateway, _token_in(headers)
+        gateway = self._gateway
+        token = _token_in(headers)
         if not token and scope["type"] == "websocket":
             found = [name for name in scope.get("subprotocols", ()) if name.startswith(SUBPROTOCOL)]
             token = found[0].removeprefix(SUBPROTOCOL) if found else ""

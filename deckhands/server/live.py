@@ -174,7 +174,10 @@ class Wanted:
         whole: Annotated[bool, Query(description="long texts are sent in full, not only their head and tail")] = False,
         ticket: Annotated[str, Query(max_length=100, description="instead of a key, see `POST /tickets`")] = "",  # noqa: ARG002  (the guard takes it)
     ) -> None:
-        self.after, self.deltas, self.is_until_settled, self.is_whole = after, deltas, bool(until), whole
+        self.after = after
+        self.deltas = deltas
+        self.is_until_settled = bool(until)
+        self.is_whole = whole
 
 
 @routes.get(
@@ -252,13 +255,16 @@ async def _until_one_ends(writing: asyncio.Task[None], reading: asyncio.Task[Non
 
 
 async def _write_ws(socket: WebSocket, gateway: Gateway, stream: EventStream) -> None:
-    limit, code, reason = gateway.options.slow_seconds, 1000, ""
+    limit = gateway.options.slow_seconds
+    code = 1000
+    reason = ""
     async with contextlib.aclosing(stream.batches()) as batches:
         async for batch in batches:
             for item in batch:
                 message = {"type": item.kind, "id": item.id or None, "content": item.content}
                 if not await in_time(socket.send_text(json.dumps(message, ensure_ascii=False)), limit):
-                    code, reason = CLOSE_CODES[SlowReader.code], SlowReader.code
+                    code = CLOSE_CODES[SlowReader.code]
+                    reason = SlowReader.code
                     break
                 if item.kind == "problem":
                     reason = str(item.content["code"])

@@ -63,13 +63,15 @@ async def change(
     """Change settings of a conversation from its next step on. Omitted fields keep their values.
 
     With `If-Match`, the change applies only if the conversation has had no event since it was read: its ETag changes
-    with
-    each event.
+    with each event.
     """
     is_compared = precondition.is_asked
+    confirmation = new.confirmation
+    if isinstance(confirmation, str):
+        confirmation = ConfirmationPolicy(mode=confirmation)
     wanted = Change(
         agent=new.agent,
-        confirmation=_policy(new.confirmation),
+        confirmation=confirmation,
         analyzer=new.analyzer,
         limits=new.limits,
         tools=new.tools,
@@ -90,7 +92,8 @@ async def change(
             except Problem as problem:
                 # The ETag may be stale because this very request has changed the conversation and its answer was lost.
                 # The log then knows the request's key and answers as before. Other appends fail: there is no event 0.
-                seen_id, stale = 0, problem
+                seen_id = 0
+                stale = problem
         try:
             await client.change(conversation_id, wanted, model=new.model, seen_id=seen_id)
         except ConversationMoved as moved:
@@ -111,10 +114,6 @@ async def set_secrets(gateway: GatewayOf, principal: Writer, conversation_id: Wr
     await gateway.record(principal, "secrets", conversation_id, ", ".join(sorted(new.secrets)))
     await keep_secrets(gateway.client.secrets, conversation_id, new.secrets)
     return Response(status_code=204)
-
-
-def _policy(said: ConfirmationPolicy | str | None) -> ConfirmationPolicy | None:
-    return ConfirmationPolicy(mode=said) if isinstance(said, str) else said
 
 
 @routes.post("/{conversation_id}/execute", response_model=Executed, responses=CONFLICT)

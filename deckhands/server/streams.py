@@ -109,9 +109,11 @@ class EventStream:
             await asyncio.gather(*pumps, stopping, return_exceptions=True)
 
     async def _next(self, stopping: asyncio.Task[Any]) -> list[Item]:
-        loop, quiet = asyncio.get_running_loop(), self._quiet
+        loop = asyncio.get_running_loop()
+        quiet = self._quiet
         if loop.time() - self._checked >= quiet:
-            self._checked, self._quiet = loop.time(), self._gateway.options.quiet_seconds * shortened()
+            self._checked = loop.time()
+            self._quiet = self._gateway.options.quiet_seconds * shortened()
             try:
                 await self._gateway.check_again(self._principal)
             except (StoreUnavailable, OutcomeUnknown):

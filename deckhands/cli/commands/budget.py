@@ -121,7 +121,8 @@ def report(options: AccountOptions) -> None:
 
 
 async def _report(client: Client, account: str) -> tuple[Account, Spending]:
-    ledger, total = Ledger(client.store), Spending()
+    ledger = Ledger(client.store)
+    total = Spending()
     for conversation_id in await ledger.conversation_ids(account):
         total += spending_of(await client.events(conversation_id))
     return await ledger.account(account), total

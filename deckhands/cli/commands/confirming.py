@@ -62,7 +62,8 @@ action_option = click.option(
 @options_as(ConfirmOptions)
 def confirm(options: ConfirmOptions) -> None:
     """Run the action that awaits confirmation in a conversation."""
-    name, edited = options.conversation_id, _edited(options.edits)
+    name = options.conversation_id
+    edited = _edited(options.edits)
     on_conversation(name, lambda client: client.confirm(name, action_id=options.action_id, edited=edited))
     note("The confirmation is in the log.")
 

@@ -122,7 +122,8 @@ class RestoreOptions:
 @options_as(MessageOptions)
 def message(options: MessageOptions) -> None:
     """Send a message to the agent, which then continues from any state. Without TEXT, standard input is the message."""
-    name, content = options.conversation_id, read_task(options.text, file=options.file)
+    name = options.conversation_id
+    content = read_task(options.text, file=options.file)
     on_conversation(
         name,
         lambda client: client.send_message(name, content, model=options.model, double_texting=options.double_texting),
@@ -168,7 +169,8 @@ def resume(options: ResumeOptions) -> int:
 @options_as(RecoverOptions)
 def recover(options: RecoverOptions) -> None:
     """Get an agent out of a loop: `wait` or `go-on` without the repeated part, or `stop`."""
-    name, option = options.conversation_id, WAYS[options.way]
+    name = options.conversation_id
+    option = WAYS[options.way]
     on_conversation(name, lambda client: client.recover(name, option=option, model=options.model))
     note("The choice is in the log.")
 
@@ -258,7 +260,8 @@ def rm(options: RemoveOptions) -> int:
         await client.delete(conversation_id)
 
     def fits(row: ConversationRow) -> bool:
-        return options.must_cancel or _may_be_removed(row)
+        is_idle = row.is_closed or (row.state in set(AgentState) and is_settled(AgentState(row.state)))
+        return options.must_cancel or is_idle
 
     action = BulkAction("deleted", remove, fits, is_end=True, reaches_archive=True)
     return asyncio.run(do_to_chosen(options, action, as_json=options.as_json, is_sure=options.is_sure))
@@ -273,10 +276,6 @@ async def _cancel(client: Client, conversation_id: str) -> None:
     summary = await client.cancel(conversation_id, wait_seconds=CANCEL_WAIT_SECONDS)
     if not is_settled(AgentState(summary.state)):
         raise NotStopped(conversation_id, CANCEL_WAIT_SECONDS)
-
-
-def _may_be_removed(row: ConversationRow) -> bool:
-    return row.is_closed or (row.state in set(AgentState) and is_settled(AgentState(row.state)))
 
 
 @click.command()
@@ -294,7 +293,8 @@ def restore(options: RestoreOptions) -> None:
 
 
 async def _restore(settings: FaceSettings, options: RestoreOptions) -> None:
-    ids, shows_ids = options.conversation_ids, sys.stdout.isatty()
+    ids = options.conversation_ids
+    shows_ids = sys.stdout.isatty()
     async with cluster_client(settings) as client:
         with Progress("conversations restored", len(ids)) as progress:
             for conversation_id in ids:

@@ -75,16 +75,12 @@ def doctor(options: DoctorOptions) -> None:
         for finding in findings:
             print_json(asdict(finding))
     else:
-        rows = [(_verdict(finding), finding.name, f"{finding.detail}{_remedy(finding)}") for finding in findings]
-        width = max(len(name) for _, name, _ in rows)
-        for verdict, name, detail in rows:
-            print_text(f"{verdict:<8}{name:<{width}}  {detail}")
+        width = max(len(finding.name) for finding in findings)
+        for finding in findings:
+            remedy = f". {finding.remedy}" if finding.remedy and not finding.is_good else ""
+            print_text(f"{_verdict(finding):<8}{finding.name:<{width}}  {finding.detail}{remedy}")
     if any((finding.is_needed or options.strict) and not finding.is_good for finding in findings):
         click.get_current_context().exit(UNFIT)
-
-
-def _remedy(finding: Finding) -> str:
-    return f". {finding.remedy}" if finding.remedy and not finding.is_good else ""
 
 
 def _verdict(finding: Finding) -> str:

@@ -133,7 +133,8 @@ async def write_export(client: Client, asked: Asked, rows: Sequence[Row], form: 
     async for row, events in _logs(client, rows):
         if events is None:
             continue
-        about, dialogue = row.model_dump(), dialogue_of(row.conversation_id, events)
+        about = row.model_dump()
+        dialogue = dialogue_of(row.conversation_id, events)
         name = f"{row.instance}--{names[row.model]}--{row.attempt}.json"
         match form:
             case "openhands":
@@ -150,7 +151,8 @@ async def _inspect_logs(client: Client, asked: Asked, rows: Sequence[Row], out: 
     async for row, events in _logs(client, rows):
         dialogue = None if events is None else dialogue_of(row.conversation_id, events)
         attempts[row.model].append((row.model_dump(), dialogue))
-    written, names = [], _model_names(rows)
+    written = []
+    names = _model_names(rows)
     for model, found in attempts.items():
         log = inspect_log_of(asked.name, Path(asked.dataset).stem or SIBLINGS, model, found)
         moment = re.sub(r"[:.]", "-", log["eval"]["created"])

@@ -145,7 +145,9 @@ async def _list(settings: FaceSettings, selection: Selection, options: ListOptio
     home = Home(settings.home)
     folders = [folder for folder in map(RunFolder, home.run_folders()) if folder.has_events]
     runs = [] if selection.labels else list(_listed_runs(folders, None if options.is_all else options.limit, selection))
-    count, is_whole, sums = len(folders), True, Sums()
+    count = len(folders)
+    is_whole = True
+    sums = Sums()
     printed = _Printer(sums, as_json=options.as_json)
     try:
         async with cluster_client(settings) as client:
@@ -174,7 +176,8 @@ async def _list(settings: FaceSettings, selection: Selection, options: ListOptio
 async def _list_archived(settings: FaceSettings, selection: Selection, options: ListOptions) -> None:
     if not settings.archive:
         raise UsageError("There is no archive.", remedy="Set DECKHANDS_ARCHIVE to where archived conversations are.")
-    archive, sums = Archive(settings.archive), Sums()
+    archive = Archive(settings.archive)
+    sums = Sums()
     names = await archive.names()
     printed = _Printer(sums, as_json=options.as_json)
     async with aclosing(described(archive, names, lambda error: note(error.message))) as pages:

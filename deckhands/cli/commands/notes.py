@@ -153,7 +153,8 @@ async def _change(
 
 def _note_of(text: str, keywords: tuple[str, ...], clock: Clock = SYSTEM_CLOCK) -> Note:
     try:
-        note_id, now = new_key()[:ID_CHARS], clock.now()
+        note_id = new_key()[:ID_CHARS]
+        now = clock.now()
         return Note(id=note_id, text=text.strip(), keywords=keywords, written=now)
     except ValidationError as error:
         raise UsageError(

@@ -98,7 +98,8 @@ class ExportOptions:
 @options_as(ShowOptions)
 def show(options: ShowOptions) -> None:
     """Show the state and the result of a conversation; with @EVENT, its state after that event."""
-    settings, asked = FaceSettings.from_env(), Point.parse(options.point)
+    settings = FaceSettings.from_env()
+    asked = Point.parse(options.point)
     events: list[Event] = []
     if asked.at is None:
         summary = asyncio.run(read_summary(settings, asked.conversation_id))
@@ -133,7 +134,8 @@ def show(options: ShowOptions) -> None:
 @options_as(LogOptions)
 def logs(options: LogOptions) -> int:
     """Show the events of a conversation in a readable form. With -f, exit with the code that `run` would have."""
-    settings, conversation_id = FaceSettings.from_env(), options.conversation_id
+    settings = FaceSettings.from_env()
+    conversation_id = options.conversation_id
     printer = printer_for(
         as_json=options.as_json, is_plain=options.is_plain, is_whole=options.is_whole, has_status=options.follow
     )

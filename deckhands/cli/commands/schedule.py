@@ -213,7 +213,9 @@ def _request_of(settings: FaceSettings, options: AddOptions) -> TaskSpec:
 
 def _cells(entry: Entry) -> tuple[str, ...]:
     planned, standing = entry.schedule, entry.standing
-    due = "paused" if planned.is_paused else shown(entry.due) if entry.due else "never"
+    due = shown(entry.due) if entry.due else "never"
+    if planned.is_paused:
+        due = "paused"
     last = f"{shown(standing.last_tick)} {standing.conversation_id}" if standing.last_tick else ""
     numbers = (str(standing.begun), str(standing.skipped), str(standing.missed))
     return (planned.name, planned.cron, planned.zone, planned.overlap, due, last, *numbers, standing.error)

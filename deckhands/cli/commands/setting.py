@@ -143,7 +143,8 @@ async def _policy(client: Client, options: SetOptions) -> ConfirmationPolicy | N
     """Return the policy with another mode and everything else unchanged."""
     if options.confirm is None:
         return None
-    mode, policy = confirmation_in(options.confirm).mode, ConfirmationPolicy()
+    mode = confirmation_in(options.confirm).mode
+    policy = ConfirmationPolicy()
     for event in await client.events(options.conversation_id, is_lenient=True):
         if isinstance(event, ConversationCreated):
             policy = event.agent.confirmation

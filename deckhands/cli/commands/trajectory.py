@@ -39,8 +39,13 @@ def import_(options: ImportOptions) -> None:
     written by `deckhands export` (.jsonl). An unfinished conversation continues as soon as a worker finds it.
     """
     path, output = options.path, options.output
-    read = read_sdk_directory if path.is_dir() else read_exported_log if path.suffix == ".jsonl" else read_trajectory
-    events, findings = read(path, new_conversation_id())
+    conversation_id = new_conversation_id()
+    if path.is_dir():
+        events, findings = read_sdk_directory(path, conversation_id)
+    elif path.suffix == ".jsonl":
+        events, findings = read_exported_log(path, conversation_id)
+    else:
+        events, findings = read_trajectory(path, conversation_id)
     for line in findings.lines():
         note(line)
     if output is not None:

@@ -184,7 +184,8 @@ async def _results(options: ResultsOptions, *, write: Callable[[dict[str, Any]],
                     rows.append(_cells(found))
             if len(rows) >= TABLE_ROWS:
                 _print_table(rows, has_head=has_head)
-                rows, has_head = [], True
+                rows = []
+                has_head = True
     if rows:
         _print_table(rows, has_head=has_head)
     return number, others

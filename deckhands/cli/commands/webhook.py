@@ -149,7 +149,9 @@ def _book(client: Client) -> WebhookBook:
 
 
 def _cells(hook: Webhook) -> tuple[str, ...]:
-    state = "on" if hook.is_enabled else f"off: {hook.why_off}" if hook.why_off else "off"
+    state = "on" if hook.is_enabled else "off"
+    if not hook.is_enabled and hook.why_off:
+        state = f"off: {hook.why_off}"
     return (hook.id, hook.tenant, hook.url, ",".join(hook.events), hook.conversation_id, state)
 
 

@@ -73,7 +73,8 @@ def chat(options: ChatOptions) -> None:
     first = given_text(options.argument, options.text, file=options.file)
     resumed = options.resumed_id or ""
     if not resumed and options.argument is not None and WHOLE_ID.fullmatch(options.argument):
-        resumed, first = options.argument, None
+        resumed = options.argument
+        first = None
     asyncio.run(_chat(settings, options, resumed, first))
 
 

@@ -164,7 +164,8 @@ class Chat:
         self._following = []
 
     async def _events(self) -> None:
-        name, after = self._place.conversation_id, 0
+        name = self._place.conversation_id
+        after = 0
         try:
             last = await self._place.client.log.last_id(name)
             if last > NEW_EVENTS:
@@ -258,7 +259,8 @@ class Chat:
         self._tell(f"{path} goes with the next message.")
 
     async def _diff(self, _: str) -> None:
-        name, client = self._name(), self._place.client
+        name = self._name()
+        client = self._place.client
         try:
             patch = await client.files.diff(name)
         except TransferFailed:  # the user's own directory: only its version control knows its original state
@@ -315,7 +317,8 @@ class Chat:
     async def _move_to(self, name: str) -> None:
         await self._unfollow()
         self._printer.forget()
-        self._actions, self._shown_question = {}, 0
+        self._actions = {}
+        self._shown_question = 0
         self._place.conversation_id = name
         if name:
             self._tell(f"Conversation {name}")

@@ -136,7 +136,8 @@ class ConversationList(ScrollView, can_focus=True):
         if before is not None and self._cursor > 0:
             wanted = before.conversation_id
             found = next((at for at, row in enumerate(rows) if row.conversation_id == wanted), self._cursor)
-            moved, self._cursor = found - self._cursor, found
+            moved = found - self._cursor
+            self._cursor = found
             if moved:
                 self._show_cursor()
         self.virtual_size = Size(self.size.width, len(rows))
@@ -144,7 +145,8 @@ class ConversationList(ScrollView, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         """Draw one line of the screen."""
-        at, columns = y + self.scroll_offset.y, self.size.width
+        at = y + self.scroll_offset.y
+        columns = self.size.width
         if at >= len(self.rows):
             return Strip.blank(columns)
         row = self.rows[at]

@@ -53,7 +53,8 @@ class Place:
             UsageError: the task is invalid; see `Client.submit`.
         """
         check_task(text)
-        spec, workspace = self.task.spec, self.task.spec.place()
+        spec = self.task.spec
+        workspace = self.task.spec.place()
         if self.is_private and workspace.needs is not None:
             await until_anybody_serves(self.client.store, workspace)
         urls = await asyncio.to_thread(image_urls_of, self.images) or ()
@@ -83,14 +84,16 @@ async def private_place(
         UnknownConversation: there is no such run.
         DeckhandsError: the store or the workers cannot be started.
     """
-    home, own_id = Home(settings.home), conversation_id or new_conversation_id()
+    home = Home(settings.home)
+    own_id = conversation_id or new_conversation_id()
     folder = RunFolder(home.run_folder(own_id))
     if conversation_id and not folder.path.is_dir():
         raise UnknownConversation(conversation_id)
     home.prepare(folder.path)
     with supervising(folder.path, "A run"):
         created = folder.events()[0] if conversation_id and folder.has_events else None
-        agent, workspace = task.spec.agent_spec(), task.spec.place()
+        agent = task.spec.agent_spec()
+        workspace = task.spec.place()
         if isinstance(created, ConversationCreated):
             agent, workspace = created.agent, created.workspace
         cluster = Cluster(private_cluster(folder.path, agent, workspace, settings.environment), on_notice=on_notice)

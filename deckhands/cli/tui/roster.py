@@ -155,10 +155,16 @@ def row_of(conversation_id: str, values: Any, *, is_dead: bool = False) -> Row |
     if not isinstance(values, list) or len(values) != len(FIELDS) or values[0] is None:
         return None
     have = dict(zip(FIELDS, values, strict=True))
-    state = DEAD if is_dead else "closed" if have["closed"] is not None else clean_line(text(have["state"]), limit=40)
+    if is_dead:
+        state = DEAD
+    elif have["closed"] is not None:
+        state = "closed"
+    else:
+        state = clean_line(text(have["state"]), limit=40)
     wait_reason = "" if is_dead else clean_line(text(have["wait_reason"]), limit=40)
     worker, title = clean_line(text(have["owner"])), clean_line(text(have["title"]), limit=MAX_TITLE_CHARS)
-    tenant, labels = clean_line(text(have["tenant"]), limit=64), _labels(text(have["labels"]))
+    tenant = clean_line(text(have["tenant"]), limit=64)
+    labels = _labels(text(have["labels"]))
     words = f"{conversation_id} {state} {wait_reason} {worker} {title} {tenant} {labels}".lower()
     return Row(
         clean_line(conversation_id),

@@ -129,7 +129,8 @@ class Top(App[None]):
             has_changed = await self._roster.look(self._list.seen, self._overview.facts.controllers)
             self._trouble = ""
         except DeckhandsError as error:
-            has_changed, self._trouble = False, error.message
+            has_changed = False
+            self._trouble = error.message
         if has_changed:
             self._arrange()
         else:
@@ -146,7 +147,8 @@ class Top(App[None]):
         self._show_head()
 
     def _show_head(self) -> None:
-        facts, found = self._overview.facts, self._list.rows
+        facts = self._overview.facts
+        found = self._list.rows
         now = f"{SYSTEM_CLOCK.now():%H:%M:%S} UTC"
         lines = [conversation_line(self._roster.rows.values(), facts), worker_line(facts), queue_line(facts)]
         if self._words:

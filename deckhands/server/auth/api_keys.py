@@ -142,7 +142,8 @@ class ApiKeys:
             raise UsageError("A key is valid for up to ten years.", remedy="Use a duration such as 90d.")
         if await self._store.call("HLEN", self._root) >= MAX_KEYS:
             raise UsageError(f"There are {MAX_KEYS:,} keys.", remedy="Remove those that were revoked.")
-        now, secret = self._store.clock.now(), secrets.token_urlsafe(32)
+        now = self._store.clock.now()
+        secret = secrets.token_urlsafe(32)
         try:
             key = ApiKey(
                 id="".join(secrets.choice(ALPHABET) for _ in range(12)),
@@ -168,7 +169,8 @@ class ApiKeys:
         times = dict(zip(used[::2], used[1::2], strict=True))
         found = []
         for key_id, text in zip(flat[::2], flat[1::2], strict=True):
-            key, at = _key_in(text), times.get(key_id, b"")
+            key = _key_in(text)
+            at = times.get(key_id, b"")
             if key is not None:
                 found.append(Listed(key, from_millis(int(at)) if at.isdigit() else None))
         return sorted(found, key=lambda listed: (listed.key.created, listed.key.id))

@@ -55,7 +55,8 @@ class Repeated:
         Raises:
             KeyReused: a different request was sent under this key.
         """
-        digest, key = sha256(request).hexdigest(), self._name(name)
+        digest = sha256(request).hexdigest()
+        key = self._name(name)
         commands = [
             ("SET", key, json.dumps({"request": digest}), "NX", "EX", KEPT_SECONDS),
             ("GET", key),

@@ -49,7 +49,8 @@ class Uploads:
     """The waiting uploads of a store's tenants."""
 
     def __init__(self, store: Store) -> None:
-        self._store, self._files = store, StoredFiles(store)
+        self._store = store
+        self._files = StoredFiles(store)
         self._root = store.all_shards[0].api_keys
 
     async def lay_by(self, tenant: str, conversation_id: str, name: str, source: Path) -> None:
@@ -62,7 +63,8 @@ class Uploads:
             TooManyUploads: the tenant has the maximum number waiting.
             UsageError: the file is too large.
         """
-        key, member = self._name(tenant), f"{conversation_id}:{name}"
+        key = self._name(tenant)
+        member = f"{conversation_id}:{name}"
         now = self._store.clock.now().timestamp()
         if await self._files.refresh(conversation_id, name, ttl_seconds=KEPT_SECONDS):
             again: list[tuple[str | float, ...]] = [

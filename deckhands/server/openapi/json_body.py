@@ -63,7 +63,8 @@ def _faults(
     if ways := schema.get("anyOf") or schema.get("oneOf"):
         found = [list(_faults(way, value, whole, place)) for way in ways]
         if all(found):
-            yield from max(found, key=_depth)
+            # The alternative whose first fault is deepest fits best.
+            yield from max(found, key=lambda faults: len(faults[0][0]))
         return
     kind = schema.get("type")
     if isinstance(kind, str) and not _is_of(kind, value):
@@ -77,11 +78,6 @@ def _faults(
     elif isinstance(value, list) and isinstance(schema.get("items"), Mapping):
         for n, part in enumerate(value):
             yield from _faults(schema["items"], part, whole, (*place, n))
-
-
-def _depth(faults: list[Fault]) -> int:
-    """Rank a failed alternative of a union: the deeper its first fault, the better the alternative fits."""
-    return len(faults[0][0])
 
 
 def _is_of(kind: str, value: Any) -> bool:

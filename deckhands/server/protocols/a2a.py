@@ -166,7 +166,9 @@ class _Methods:
     async def _sent(self, params: SendParams) -> tuple[str, int]:
         """Create or continue a task; returns its id, and the id of the last event before."""
         self._principal.require(Scope.WRITE)
-        gateway, message, after = self._gateway, params.message, 0
+        gateway = self._gateway
+        message = params.message
+        after = 0
         own = own_key(self._principal, f"a2a:{message.message_id}")
         push = params.configuration.task_push_notification_config
         if message.conversation_id:

@@ -135,7 +135,8 @@ def names_of(conversation_id: str, own: str = "taskId") -> dict[str, str]:
 
 def status_json(found: Result) -> dict[str, Any]:
     """Return the status of a task, with the agent's last message, or the error that ended it."""
-    state, summary = A2A_STATES[AgentState(found.summary["state"])], found.summary
+    state = A2A_STATES[AgentState(found.summary["state"])]
+    summary = found.summary
     said = summary["last_error"] if state == "TASK_STATE_FAILED" else summary["message"]
     if not found.is_settled or not said:
         return {"state": state}

@@ -55,7 +55,8 @@ class AgentFailed(Problem):
 @routes.get("/models", summary="List agents as models", responses=MODELS)
 async def listed(gateway: GatewayOf, principal: Reader) -> dict[str, Any]:
     """List each agent, with the workers' default model, and with each profile as `AGENT/PROFILE`."""
-    names, profiles = (await agents(gateway, principal)).names, (await models(gateway, principal)).profiles
+    names = (await agents(gateway, principal)).names
+    profiles = (await models(gateway, principal)).profiles
     found = [name + behind for name in names for behind in ("", *(f"/{profile}" for profile in profiles))]
     data = [{"id": name, "object": "model", "created": 0, "owned_by": "deckhands"} for name in found]
     return {"object": "list", "data": data}

@@ -99,7 +99,9 @@ class EditorAgent:
 
     async def prompt(self, session_id: str, prompt: Sequence[Any], **_: Any) -> PromptResponse:
         """Send the user's prompt, and show the agent's work until the conversation has settled."""
-        talk = self._session(session_id)
+        if session_id not in self._sessions:
+            raise _invalid(f"There is no session {ascii(session_id)[:100]}.")
+        talk = self._sessions[session_id]
         text, images = content_of(prompt)
         try:
             await talk.send_message(text, images=images)
@@ -133,11 +135,6 @@ class EditorAgent:
             return self._make(cwd, session_id)
         except DeckhandsError as error:
             raise _refusal(error) from error
-
-    def _session(self, session_id: str) -> AsyncConversation[Any]:
-        if session_id not in self._sessions:
-            raise _invalid(f"There is no session {ascii(session_id)[:100]}.")
-        return self._sessions[session_id]
 
     async def _shown(self, talk: AsyncConversation[Any]) -> RiskyAction | None:
         """Show events until the conversation has settled; return the agent's last action."""

@@ -53,7 +53,9 @@ class Spoken:
                 self._ahead.append(piece)
             return ""
         if call != self._call or at == 0:
-            self._call, self._runs, self._is_whole = call, {}, True  # another call, or a retry of the same one
+            self._call = call  # another call, or a retry of the same one
+            self._runs = {}
+            self._is_whole = True
         self._is_whole = self._is_whole and at == sum(map(len, self._runs.values()))
         if not self._is_whole:
             return ""
@@ -80,8 +82,12 @@ class Spoken:
 
     def _begin(self, step: int) -> None:
         self._has_said = self._has_said or bool(self._said)
-        self._step, self._call, self._is_whole, self._said = step, "", True, ""
-        self._runs, self._ahead = {}, []
+        self._step = step
+        self._call = ""
+        self._is_whole = True
+        self._said = ""
+        self._runs = {}
+        self._ahead = []
 
     def _handed_out(self, text: str) -> str:
         """Record a text as emitted, and return it; replies are separated by a gap."""

@@ -99,7 +99,8 @@ class Overviews:
             begun = self._clock.monotonic()
             rows = await catalog.rows(listed.name)
             kept.overview = await asyncio.to_thread(_overview, rows)
-            kept.at, kept.read_at = listed.at, self._clock.monotonic()
+            kept.at = listed.at
+            kept.read_at = self._clock.monotonic()
             kept.took = kept.read_at - begun
             return kept.overview
 
