@@ -1,7 +1,7 @@
 """The commands of the command line, found without importing the modules that define them.
 
 A module of `deckhands.cli.commands` or `deckhands.cli.tui` defines a command by three things at its top level: the
-`SECTION` of `deckhands --help`, an entry in `VERBS` (the command and its summary), and a click command of the same
+`SECTION` of `deckhands --help`, an entry in `SUMMARIES` (the command and its summary), and a click command of the same
 name, or with an underscore appended. There is no other list.
 
 Holds: `--help` reads the modules' text and imports none of them; calling a command imports one module.
@@ -68,7 +68,7 @@ def verbs() -> dict[str, Verb]:
 def verbs_of(module: str, text: str) -> list[Verb]:
     """Return the commands that the text of a module declares."""
     section = text.partition("\nSECTION = ")[2].partition("\n")[0]
-    declared = text.partition("\nVERBS = ")[2]
+    declared = text.partition("\nSUMMARIES = ")[2]
     first_line = declared.partition("\n")[0]
     if not section or not declared:
         return []

@@ -109,9 +109,9 @@ SHARED = Source()
 class Inboxes:
     """All inbox streams of a store, as one worker reads them."""
 
-    def __init__(self, desk: Desk, worker_id: str) -> None:
-        self._desk, self._worker_id = desk, worker_id
-        self._producers = Producers(desk.store)
+    def __init__(self, context: Desk, worker_id: str) -> None:
+        self._desk, self._worker_id = context, worker_id
+        self._producers = Producers(context.store)
         self._known: dict[str, Producer] = {}
         self._entries = 0
         self._read: dict[Source, tuple[Inbox, list[asyncio.Task[None]]]] = {}
@@ -163,15 +163,15 @@ class Inbox:
     """
 
     def __init__(
-        self, desk: Desk, worker_id: str, source: Source = SHARED, *, known: Mapping[str, Producer] | None = None
+        self, context: Desk, worker_id: str, source: Source = SHARED, *, known: Mapping[str, Producer] | None = None
     ) -> None:
-        self._desk, self._worker_id, self._source = desk, worker_id, source
+        self._desk, self._worker_id, self._source = context, worker_id, source
         self._key = source.key
         self._known = known if known is not None else {}
-        self._store = desk.store
-        self._producers = Producers(desk.store)
-        self._replies = Replies(desk.store)
-        self._unreadable = Unreadable(desk.store)
+        self._store = context.store
+        self._producers = Producers(context.store)
+        self._replies = Replies(context.store)
+        self._unreadable = Unreadable(context.store)
         self._free = asyncio.Semaphore(AT_ONCE if source.producer is None else PRODUCER_AT_ONCE)
         self._read_at_once = READ_AT_ONCE if source.producer is None else PRODUCER_READ_AT_ONCE
         self._under_way: set[str] = set()

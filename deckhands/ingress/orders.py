@@ -49,8 +49,8 @@ ANSWERS = {"confirm": AgentState.USER_CONFIRMED, "reject": AgentState.USER_REJEC
 class Orders:
     """Performs commands on conversations."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, context: Desk) -> None:
+        self._desk = context
 
     async def submit(
         self,

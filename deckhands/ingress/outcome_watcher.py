@@ -42,11 +42,11 @@ _log = logging.getLogger(__name__)
 class OutcomeWatcher:
     """Checks conversations for one worker."""
 
-    def __init__(self, desk: Desk, runs: Runs, worker_id: str) -> None:
-        self._desk, self._runs, self._worker_id = desk, runs, worker_id
-        self._store = desk.store
-        self._replies = Replies(desk.store)
-        self._unreadable = Unreadable(desk.store)
+    def __init__(self, context: Desk, runs: Runs, worker_id: str) -> None:
+        self._desk, self._runs, self._worker_id = context, runs, worker_id
+        self._store = context.store
+        self._replies = Replies(context.store)
+        self._unreadable = Unreadable(context.store)
         self._at_once = asyncio.Semaphore(LOOKS_AT_ONCE)
         self._getting_on: set[str] = set()
         self._ended: asyncio.Queue[str] = asyncio.Queue(MOST_ENDED)
@@ -190,17 +190,17 @@ class OutcomeWatcher:
             _log.warning(text, conversation_id, exc_info=True, extra=about(conversation_id))
 
 
-async def answer_stream(desk: Desk, replies: Replies, caller: Caller) -> None:
+async def answer_stream(context: Desk, replies: Replies, caller: Caller) -> None:
     """Send a producer of the inbox the outcome of its conversation.
 
     If its name now belongs to a producer of another tenant, the outcome is dropped.
     """
-    found = await desk.callers.of(caller.conversation_id)
+    found = await context.callers.of(caller.conversation_id)
     if found is None or not found.outcome:  # deleted meanwhile
         return
     outcome = json.loads(found.outcome)
-    tenant = (await desk.meta(found.conversation_id)).get("tenant", "")
-    if await Producers(desk.store).may_read(found.name, tenant):
+    tenant = (await context.meta(found.conversation_id)).get("tenant", "")
+    if await Producers(context.store).may_read(found.name, tenant):
         await replies.send(
             found.name,
             found.request_id,
@@ -211,4 +211,4 @@ async def answer_stream(desk: Desk, replies: Replies, caller: Caller) -> None:
     else:
         text = "the caller of conversation %s gets no answer: the producer %s now belongs to another tenant"
         _log.warning(text, found.conversation_id, found.name, extra=about(found.conversation_id))
-    await desk.callers.answered(found.conversation_id)
+    await context.callers.answered(found.conversation_id)

@@ -97,8 +97,8 @@ class RunMessage:
 class Runs:
     """The runs of Celery tasks."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, context: Desk) -> None:
+        self._desk = context
         self._threads = ThreadPoolExecutor(COMPLETIONS_AT_ONCE, thread_name_prefix="completion")
 
     async def take(self, message: RunMessage) -> None:
@@ -108,15 +108,15 @@ class Runs:
             UsageError: the request is invalid; nothing was started.
             AdmissionRefused: it cannot start now; nothing was started.
         """
-        desk = self._desk
+        context = self._desk
         conversation_id = conversation_of_task(message.task_id)
-        caller = await desk.callers.of(conversation_id)
-        if caller is not None and not desk.is_own(caller):
+        caller = await context.callers.of(conversation_id)
+        if caller is not None and not context.is_own(caller):
             raise UsageError(
                 f"The task id {ascii(message.task_id)[:100]} is that of a task of another Celery broker.",
                 remedy="Send the task under another id.",
             )
-        if caller is not None and (caller.outcome or caller.is_answered or await desk.meta(conversation_id)):
+        if caller is not None and (caller.outcome or caller.is_answered or await context.meta(conversation_id)):
             await self._stop_if_revoked(message.task_id)
             await (self._repeat(caller, message) if caller.is_answered else self.complete(conversation_id))
             return
@@ -132,54 +132,54 @@ class Runs:
             message.task_id,
             kept={**message.kept, "time_limit": time_limit, "shown": shown},
             is_headless=request.headless,
-            broker=desk.broker,
+            broker=context.broker,
         )
-        if await desk.callers.keep(caller):
+        if await context.callers.keep(caller):
             await self._announce("received", message.task_id, **message.shown)
-        is_revoked = await desk.revocations.is_revoked(message.task_id)
-        if is_revoked or desk.is_late(message.expires):
-            await desk.callers.decide(conversation_id, REVOKED if is_revoked else EXPIRED)
+        is_revoked = await context.revocations.is_revoked(message.task_id)
+        if is_revoked or context.is_late(message.expires):
+            await context.callers.decide(conversation_id, REVOKED if is_revoked else EXPIRED)
             await self.complete(conversation_id)
             return
         failpoint("door.before_begin")
         try:
-            spec = request.with_timing(timing_of(request, message.eta, message.expires, desk.store.clock.now()))
-            await desk.begin(spec, conversation_id, message.task_id, awaited=CELERY, archive=archive)
+            spec = request.with_timing(timing_of(request, message.eta, message.expires, context.store.clock.now()))
+            await context.begin(spec, conversation_id, message.task_id, awaited=CELERY, archive=archive)
         except (UsageError, AdmissionRefused):
-            await desk.callers.forget(conversation_id)
+            await context.callers.forget(conversation_id)
             raise
-        await desk.callers.keep(caller)
+        await context.callers.keep(caller)
         failpoint("door.begun")
         await self._stop_if_revoked(message.task_id)
 
     async def revoke(self, task_id: str) -> None:
         """Stop a run, started or not. Idempotent; a run that has ended does not change."""
-        desk = self._desk
+        context = self._desk
         conversation_id = conversation_of_task(task_id)
-        await desk.revocations.revoke(task_id)
-        caller = await desk.callers.of(conversation_id)
-        if caller is None or caller.is_answered or not desk.is_own(caller):
+        await context.revocations.revoke(task_id)
+        caller = await context.callers.of(conversation_id)
+        if caller is None or caller.is_answered or not context.is_own(caller):
             return
-        meta = await desk.meta(conversation_id)
-        if not await desk.outcome(caller, meta):
+        meta = await context.meta(conversation_id)
+        if not await context.outcome(caller, meta):
             if meta:
-                await desk.client.cancel(conversation_id)
-            await desk.callers.decide(conversation_id, REVOKED)
+                await context.client.cancel(conversation_id)
+            await context.callers.decide(conversation_id, REVOKED)
         await self.complete(conversation_id)
 
     async def _stop_if_revoked(self, task_id: str) -> None:
         """Stop a run whose task is revoked: it may have started after the revocation looked for it."""
-        desk = self._desk
+        context = self._desk
         conversation_id = conversation_of_task(task_id)
-        if not await desk.revocations.is_revoked(task_id):
+        if not await context.revocations.is_revoked(task_id):
             return
-        meta = await desk.meta(conversation_id)
+        meta = await context.meta(conversation_id)
         state = meta.get("state", "")
         if not meta or (state in set(AgentState) and is_settled(AgentState(state))):
             return
-        if not any(map(_ends, await desk.client.log.read(conversation_id))):  # otherwise a user has continued it
-            await desk.client.cancel(conversation_id)
-            await desk.callers.decide(conversation_id, REVOKED)
+        if not any(map(_ends, await context.client.log.read(conversation_id))):  # otherwise a user has continued it
+            await context.client.cancel(conversation_id)
+            await context.callers.decide(conversation_id, REVOKED)
 
     async def complete(self, conversation_id: str) -> None:
         """Complete the task of a run whose outcome is decided; do nothing if it is undecided. Idempotent.

@@ -42,14 +42,14 @@ class Door:
         store = await open_store(settings.url, shards=settings.shards, patience_seconds=None, opening_seconds=None)
         for warning in store.warnings:
             _log.error("%s", warning)
-        desk = Desk(store, self._results, settings.broker_name)
-        self.runs = Runs(desk)
-        self.orders = Orders(desk)
+        context = Desk(store, self._results, settings.broker_name)
+        self.runs = Runs(context)
+        self.orders = Orders(context)
         self._store = store
         self._is_open.set()
         try:
             while not stop.is_set():
-                self._life = life = _Life(desk, self.runs, settings, self._evaluations)
+                self._life = life = _Life(context, self.runs, settings, self._evaluations)
                 with HeartbeatThread(settings.url, life.membership) as heartbeat_thread:
                     async with life.membership.handing_back():
                         await life.run(stop, on_beat=heartbeat_thread.loop_turned)
@@ -75,13 +75,13 @@ class Door:
 class _Life:
     """The worker under one name, until it stops or is swept."""
 
-    def __init__(self, desk: Desk, runs: Runs, settings: BrokerSettings, evaluations: Evaluations) -> None:
+    def __init__(self, context: Desk, runs: Runs, settings: BrokerSettings, evaluations: Evaluations) -> None:
         self.worker_id = new_worker_id("door")
-        self.watcher = OutcomeWatcher(desk, runs, self.worker_id)
-        self.inbox = Inboxes(desk, self.worker_id)
-        self._store, self._log = desk.store, desk.log
+        self.watcher = OutcomeWatcher(context, runs, self.worker_id)
+        self.inbox = Inboxes(context, self.worker_id)
+        self._store, self._log = context.store, context.log
         self._evaluations = evaluations
-        self.membership = Membership(desk.store, self.worker_id, "door", ttl_seconds=settings.heartbeat_ttl_seconds)
+        self.membership = Membership(context.store, self.worker_id, "door", ttl_seconds=settings.heartbeat_ttl_seconds)
 
     async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
         """Work until stopped or swept."""

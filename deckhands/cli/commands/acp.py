@@ -16,7 +16,7 @@ from deckhands.client import AsyncConversation
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"
-VERBS = {"acp": "Drive conversations from an editor (Agent Client Protocol)."}
+SUMMARIES = {"acp": "Drive conversations from an editor (Agent Client Protocol)."}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from deckhands.cli.verbs import options_as
 from deckhands.client import Client, Spending, note, on_cluster, print_json, print_text, spending_of, table
 
 SECTION = "Budgets, secrets, notes"
-VERBS = {"budget": "Show and set budgets of tenants and experiments."}
+SUMMARIES = {"budget": "Show and set budgets of tenants and experiments."}
 
 HEAD = ("ACCOUNT", "LIMIT", "SPENT", "RESERVED", "LOST", "LEFT", "CALLS", "WAITING")
 

@@ -17,7 +17,7 @@ from deckhands.cli.verbs import options_as
 from deckhands.client import Renderer, ask, is_coloured, note, on_conversation, print_coloured
 
 SECTION = "Control a conversation"
-VERBS = {
+SUMMARIES = {
     "confirm": "Run the action that awaits confirmation.",
     "reject": "Reject the action that awaits confirmation.",
 }

@@ -23,7 +23,7 @@ from deckhands.client import Client, NotStopped, cluster_client, note, on_conver
 from deckhands.settings import FaceSettings
 
 SECTION = "Control a conversation"
-VERBS = {
+SUMMARIES = {
     "message": "Send a message to the agent; the conversation continues.",
     "pause": "Pause conversations: nothing new is started.",
     "resume": "Continue conversations that were paused or stopped.",

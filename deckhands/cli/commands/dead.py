@@ -33,7 +33,7 @@ from deckhands.client import (
 )
 
 SECTION = "Operate a cluster"
-VERBS = {"dead": "Show conversations that crashed three workers, and unreadable entries; requeue or discard them."}
+SUMMARIES = {"dead": "Show conversations that crashed three workers, and unreadable entries; requeue or discard them."}
 
 HEAD = ("DEAD", "WHAT", "WHY")
 ROWS_AT_ONCE = 500

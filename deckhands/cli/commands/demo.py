@@ -23,7 +23,7 @@ from deckhands.operations import reason_unconfined
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"
-VERBS = {"demo": "Run 20 agents at once while their workers are killed. Needs no model."}
+SUMMARIES = {"demo": "Run 20 agents at once while their workers are killed. Needs no model."}
 
 REDRAW_SECONDS = 0.1
 BAR_COLUMNS = 30

@@ -24,7 +24,7 @@ from deckhands.operations import (
 from deckhands.settings import FaceSettings
 
 SECTION = "Operate a cluster"
-VERBS = {"doctor": "Check this machine, the store, and the cluster that runs on it."}
+SUMMARIES = {"doctor": "Check this machine, the store, and the cluster that runs on it."}
 
 UNFIT = 1
 SAMPLE = 100

@@ -51,7 +51,7 @@ from deckhands.evaluation import (
 )
 
 SECTION = "Evaluate agents"
-VERBS = {"eval": "Evaluate agents on a dataset: run, steer, report, compare, export, fork."}
+SUMMARIES = {"eval": "Evaluate agents on a dataset: run, steer, report, compare, export, fork."}
 
 
 class Repositories(click.Path):

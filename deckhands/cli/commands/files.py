@@ -17,7 +17,7 @@ from deckhands.cli.verbs import options_as
 from deckhands.client import ExitCode, WorkspaceFiles, note, on_conversation, print_json, print_patch
 
 SECTION = "Files of a workspace"
-VERBS = {
+SUMMARIES = {
     "cp": "Copy files into a workspace or out of it.",
     "diff": "Show the changes in a workspace, as a patch.",
     "checkpoint": "Save a workspace now.",

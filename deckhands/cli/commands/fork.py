@@ -34,7 +34,7 @@ from deckhands.client import (
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"
-VERBS = {"fork": "Start again from any event of a conversation, in one or more copies."}
+SUMMARIES = {"fork": "Start again from any event of a conversation, in one or more copies."}
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from deckhands.server import Gateway, ServerOptions
 
 SECTION = "Operate a cluster"
-VERBS = {"serve": "Serve the cluster over HTTP: a web page, REST, server-sent events, WebSocket."}
+SUMMARIES = {"serve": "Serve the cluster over HTTP: a web page, REST, server-sent events, WebSocket."}
 LIBRARIES = ("fastapi", "prometheus_client", "uvicorn", "websockets")
 PATIENCE_SECONDS = 5.0
 """How long a request waits for a store that does not answer."""

@@ -13,7 +13,7 @@ from deckhands.cli.verbs import options_as
 from deckhands.client import Client, columns_of, note, on_cluster, print_json, print_text, table
 
 SECTION = "Operate a cluster"
-VERBS = {"inbox": "Add, list and remove producers with their own inbox stream."}
+SUMMARIES = {"inbox": "Add, list and remove producers with their own inbox stream."}
 HEAD = ("PRODUCER", "TENANT", "WAITING", "STREAM", "REPLIES")
 
 

@@ -16,7 +16,7 @@ from deckhands.client import Client, columns_of, note, on_cluster, print_json, p
 from deckhands.server import DEFAULT_BODY_BYTES, DEFAULT_REQUESTS_PER_MINUTE, DEFAULT_STREAMS, ApiKeys, Listed, Scope
 
 SECTION = "Operate a cluster"
-VERBS = {"key": "Create, list and revoke API keys of the server."}
+SUMMARIES = {"key": "Create, list and revoke API keys of the server."}
 HEAD = ("KEY", "NAME", "TENANT", "SCOPES", "STATE", "EXPIRES (UTC)", "LAST USED (UTC)", "PER MINUTE")
 SPARE = ("PER MINUTE", "EXPIRES (UTC)", "LAST USED (UTC)")
 

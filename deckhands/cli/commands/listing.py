@@ -36,7 +36,7 @@ from deckhands.cluster import Home
 from deckhands.settings import FaceSettings
 
 SECTION = "Read conversations"
-VERBS = {"ls": "List conversations and runs."}
+SUMMARIES = {"ls": "List conversations and runs."}
 
 HEAD = ("CONVERSATION", "WHERE", "STATE", "STEPS", "COST", "UPDATED (UTC)", "LABELS", "TITLE")
 SPARE = ("LABELS", "UPDATED (UTC)", "STEPS", "COST", "WHERE")

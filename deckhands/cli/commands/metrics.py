@@ -18,7 +18,7 @@ from deckhands.server import load_token
 from deckhands.settings import FaceSettings
 
 SECTION = "Operate a cluster"
-VERBS = {"metrics": "Serve the cluster's metrics for Prometheus."}
+SUMMARIES = {"metrics": "Serve the cluster's metrics for Prometheus."}
 
 DEFAULT_PORT = 9465
 REPLY_LIMIT_SECONDS = 10.0

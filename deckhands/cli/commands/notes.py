@@ -21,7 +21,7 @@ from deckhands.cluster import Home
 from deckhands.settings import FaceSettings
 
 SECTION = "Budgets, secrets, notes"
-VERBS = {"notes": "Show, write and erase the notes that agents keep for later conversations."}
+SUMMARIES = {"notes": "Show, write and erase the notes that agents keep for later conversations."}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from deckhands.client import note, on_cluster, print_text
 from deckhands.server import EVERY_TENANT, ApiKeys, Scope, Tickets
 
 SECTION = "Read conversations"
-VERBS = {"open": "Open the web page of a server, or of one conversation."}
+SUMMARIES = {"open": "Open the web page of a server, or of one conversation."}
 
 ADDRESS = "http://127.0.0.1:8900"
 LIFE = timedelta(hours=12)

@@ -43,7 +43,7 @@ from deckhands.interop import trajectory_of
 from deckhands.settings import FaceSettings
 
 SECTION = "Read conversations"
-VERBS = {
+SUMMARIES = {
     "show": "Show the result of a conversation, or its state at any event.",
     "logs": "Show the events of a conversation; -f follows it.",
     "export": "Write the events of a conversation, one JSON object per line.",

@@ -25,7 +25,7 @@ from deckhands.client import clean_line, note, print_json, print_text, read_even
 from deckhands.settings import FaceSettings
 
 SECTION = "Read conversations"
-VERBS = {"replay": "Repeat the decisions of a recorded conversation offline, and compare."}
+SUMMARIES = {"replay": "Repeat the decisions of a recorded conversation offline, and compare."}
 
 SAME, ANOTHER = 0, 1
 LINE_LIMIT = 10_000

@@ -48,7 +48,7 @@ from deckhands.cluster import Home
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"
-VERBS = {"run": "Run one task on a directory, with a private store and workers."}
+SUMMARIES = {"run": "Run one task on a directory, with a private store and workers."}
 
 OF_A_RESUMED_RUN = {
     "resumed_id",

@@ -36,7 +36,7 @@ from deckhands.operations import LABEL, Entry, Overlap, Schedule, ScheduleBook
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"
-VERBS = {"schedule": "Submit a task repeatedly: add, list, pause, resume and remove schedules."}
+SUMMARIES = {"schedule": "Submit a task repeatedly: add, list, pause, resume and remove schedules."}
 
 HEAD = ("SCHEDULE", "CRON", "ZONE", "OVERLAP", "NEXT", "LAST", "BEGUN", "SKIPPED", "MISSED", "ERROR")
 SPARE = ("ERROR", "MISSED", "SKIPPED", "OVERLAP", "LAST", "BEGUN")

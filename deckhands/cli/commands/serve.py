@@ -42,7 +42,7 @@ from deckhands.operations import examine_retention
 from deckhands.settings import FaceSettings
 
 SECTION = "Operate a cluster"
-VERBS = {
+SUMMARIES = {
     "up": "Run a cluster on this machine for other terminals to use.",
     "controller": "Run one controller worker of a cluster.",
     "tools": "Run one tool worker of a cluster.",

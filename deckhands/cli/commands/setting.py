@@ -22,7 +22,7 @@ from deckhands.cli.verbs import options_as
 from deckhands.client import Change, Client, confirmation_in, note, on_conversation, print_json, print_text
 
 SECTION = "Control a conversation"
-VERBS = {
+SUMMARIES = {
     "set": "Change settings of a running conversation.",
     "interrupt": "Stop the running work of a conversation, and pause it.",
     "exec": "Run a command in a workspace beside the agent.",

@@ -54,7 +54,7 @@ from deckhands.client import submit as submit_all
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"
-VERBS = {"submit": "Queue a task, or a file of tasks, on a running cluster."}
+SUMMARIES = {"submit": "Queue a task, or a file of tasks, on a running cluster."}
 OF_ONE_TASK = {"argument", "text", "file", "idempotency_key"}
 SHOWN_LOST = 10
 F = TypeVar("F", bound=Callable[..., Any])

@@ -17,7 +17,7 @@ from deckhands.interop import read_exported_log, read_sdk_directory, read_trajec
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"
-VERBS = {"import": "Import a recorded conversation into the cluster."}
+SUMMARIES = {"import": "Import a recorded conversation into the cluster."}
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ from deckhands.client import (
 from deckhands.settings import FaceSettings
 
 SECTION = "Read conversations"
-VERBS = {
+SUMMARIES = {
     "wait": "Wait until conversations have settled.",
     "results": "Print or write the results of conversations that have settled.",
 }

@@ -15,7 +15,7 @@ from deckhands.client import Client, columns_of, note, on_cluster, print_json, p
 from deckhands.operations import SETTLED, Delivery, Webhook, WebhookBook, address_of, checked_choice, rules_of
 
 SECTION = "Operate a cluster"
-VERBS = {"webhook": "Notify other programs about conversations over HTTP: add, list and remove webhooks."}
+SUMMARIES = {"webhook": "Notify other programs about conversations over HTTP: add, list and remove webhooks."}
 HEAD = ("WEBHOOK", "TENANT", "URL", "EVENTS", "CONVERSATION", "STATE")
 SPARE = ("CONVERSATION", "EVENTS")
 DELIVERY_HEAD = ("DELIVERY", "CONVERSATION", "EVENT", "TYPE", "STATE", "ATTEMPTS", "STATUS", "ERROR")

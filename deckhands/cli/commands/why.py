@@ -31,7 +31,7 @@ from deckhands.cluster import Home
 from deckhands.settings import FaceSettings
 
 SECTION = "Read conversations"
-VERBS = {"why": "Explain why a conversation makes no progress, and how to change that."}
+SUMMARIES = {"why": "Explain why a conversation makes no progress, and how to change that."}
 
 LINE_CHARS = 1_000
 UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))

@@ -35,7 +35,7 @@ from deckhands.cluster import Home
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"
-VERBS = {"chat": "Talk with an agent: messages, questions, pictures, slash commands."}
+SUMMARIES = {"chat": "Talk with an agent: messages, questions, pictures, slash commands."}
 
 WHOLE_ID = re.compile(r"[0-9a-z]{26}")
 

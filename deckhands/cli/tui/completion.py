@@ -11,7 +11,7 @@ from deckhands.cli.verbs import options_as
 from deckhands.client import print_text
 
 SECTION = "Operate a cluster"
-VERBS = {"completion": "Print a completion script for bash, zsh or fish."}
+SUMMARIES = {"completion": "Print a completion script for bash, zsh or fish."}
 
 PROGRAM = "deckhands"
 VARIABLE = "_DECKHANDS_COMPLETE"

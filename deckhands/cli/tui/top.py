@@ -15,7 +15,7 @@ from deckhands.client import cluster_client
 from deckhands.settings import FaceSettings
 
 SECTION = "Read conversations"
-VERBS = {"top": "Watch a cluster live: workers, queues, conversations; open one and act on it."}
+SUMMARIES = {"top": "Watch a cluster live: workers, queues, conversations; open one and act on it."}
 
 
 @dataclass(frozen=True, slots=True)
