@@ -70,7 +70,7 @@ def refusal(error: DeckhandsError) -> dict[str, Any]:
 def unusable_callback(error: Exception, conversation_id: str) -> dict[str, Any]:
     """Return the failure of a task whose agent has ended but whose callbacks cannot be sent, as plain JSON values."""
     message = (
-        f"The agent has ended, but what follows its task cannot be carried out: {type(error).__name__}: "
+        f"The agent has ended, but the callbacks of its task cannot be sent: {type(error).__name__}: "
         f"{str(error)[:MAX_REASON_CHARS]}. `deckhands show {conversation_id}` has the agent's result."
     )
     return {

@@ -12,7 +12,7 @@ from broker.contract import Event, RiskyAction
 from broker.runtime import SYSTEM_CLOCK, CorruptEntry, DeckhandsError, StoreError
 from deckhands.cli.commands.why import lines_of
 from deckhands.cli.tui.actions import do, said
-from deckhands.cli.tui.questions import Line, Sure
+from deckhands.cli.tui.questions import ConfirmDialog, LineDialog
 from deckhands.client import Client, ScreenRenderer, Standing, clean_line
 
 EVENTS_SHOWN = 200
@@ -133,7 +133,7 @@ class OneConversation(Screen[None]):
             if is_sure:
                 await self.action_do("cancel")
 
-        self.app.push_screen(Sure(f"Stop {self._conversation_id} and its running work?"), answer)
+        self.app.push_screen(ConfirmDialog(f"Stop {self._conversation_id} and its running work?"), answer)
 
     async def action_confirm(self) -> None:
         """Run the displayed action."""
@@ -156,7 +156,7 @@ class OneConversation(Screen[None]):
                 self.notify(clean_line(await said(work, "The action was rejected."), limit=500), markup=False)
 
         question = "Why not? The agent reads it and continues; without a reason it waits for a message."
-        self.app.push_screen(Line(question), answer)
+        self.app.push_screen(LineDialog(question), answer)
 
     def action_message(self) -> None:
         """Send a message."""
@@ -166,4 +166,4 @@ class OneConversation(Screen[None]):
                 work = self._client.send_message(self._conversation_id, text)
                 self.notify(clean_line(await said(work, "The message was sent."), limit=500), markup=False)
 
-        self.app.push_screen(Line(f"Message to {self._conversation_id}:"), answer)
+        self.app.push_screen(LineDialog(f"Message to {self._conversation_id}:"), answer)

@@ -16,7 +16,7 @@ from deckhands.cli.tui.actions import do
 from deckhands.cli.tui.conversation_list import ConversationList, heading
 from deckhands.cli.tui.one_conversation import OneConversation
 from deckhands.cli.tui.overview import Overview, cluster_lines, conversation_line, queue_line, worker_line
-from deckhands.cli.tui.questions import Sure
+from deckhands.cli.tui.questions import ConfirmDialog
 from deckhands.cli.tui.roster import SORTS, Roster, arranged
 from deckhands.client import Client, clean_line
 
@@ -227,4 +227,4 @@ class Top(App[None]):
                 said = await do(self._client, "cancel", row.conversation_id)
                 self.notify(clean_line(said, limit=500), markup=False)
 
-        self.push_screen(Sure(f"Stop {row.conversation_id} ({row.title}) and its running work?"), answer)
+        self.push_screen(ConfirmDialog(f"Stop {row.conversation_id} ({row.title}) and its running work?"), answer)
