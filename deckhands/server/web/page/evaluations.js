@@ -1,4 +1,4 @@
-// Evaluations: which there are, and of one its figures, how attempts ended, and the attempts themselves.
+// Evaluations: the list, and for one of them its figures, the outcomes of attempts, and the attempts.
 
 import { ask } from "./api.js";
 import { histogram, share, stacked } from "./chart.js";
@@ -9,7 +9,7 @@ const OUTCOMES = ["resolved", "unresolved", "limit", "refused", "infra-abandoned
 const percent = (value) => `${(100 * value).toFixed(1)} %`;
 const address = (name) => `/evaluations/${encodeURIComponent(name)}`;
 
-/** Load at once and again and again, until the page is left; `load` says whether it is worth it to look again. */
+/** Load now and then periodically until the page is left; `load` returns whether to continue. */
 function repeated(load, signal, refused) {
   let timer = 0;
   async function look() {
@@ -136,7 +136,7 @@ function figures(found) {
     one.iterations.median.toLocaleString("en"), one.infrastructure_failures.toLocaleString("en")])));
 }
 
-/** What has been spent beside the cost of attempts. */
+/** The costs besides those of attempts. */
 function further(one) {
   return [one.critic_cost_usd ? `critics ${usd(one.critic_cost_usd)}` : "", one.lost_cost_usd ? `tries that failed ${usd(one.lost_cost_usd)}` : ""].filter(Boolean);
 }
