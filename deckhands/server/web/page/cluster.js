@@ -91,7 +91,7 @@ export function cluster({ main, signal, refused }) {
       replace(parts,
         card("Budgets", found[4], budgets, ["Account", "Used", "#Spent", "#Limit", "#Waiting", "What binds"], (one) => [one.account, used(one), usd(one.spent_usd), one.limit_usd === null ? "none" : usd(one.limit_usd), one.waiting, binding(one)],
           "deckhands budget set ACCOUNT USD", "sets one."),
-        card("Quotas of models", found[3], quotas, ["Models", "Key", "Used", "#Under way", "#Waiting", "What binds"], quotaRow, "DECKHANDS_QUOTAS", "names them."),
+        card("Quotas of models", found[3], quotas, ["Models", "Key", "Used", "#In flight", "#Waiting", "What binds"], quotaRow, "DECKHANDS_QUOTAS", "names them."),
         card("Queues", found[2], latest ? ages() : queues?.queues?.map((one) => [`${one.name} (${one.shard})`, one.waiting, one.in_line, one.pending, ""]), ["Queue", "#Waiting", "#In line", "#Taken up", "#Oldest"], (one) => one),
         card("Workers", found[1], workers, ["Worker", "Role", "Node", "Heartbeat"], (one) => [el("span", { class: "mono" }, one.worker_id), one.role, one.facts.node || "",
           one.left_seconds > 0 ? el("span", { class: "good" }, "alive") : el("span", { class: "bad" }, `silent for ${duration(-one.left_seconds)}`)], "deckhands up", "starts some."));

@@ -9,7 +9,7 @@ const NAMES = {
   "observation.delegate": "Delegate's result", "model.reply": "Reply", "model.failed": "Model call failed",
   "model.deferred": "Model call waits", "observation.agent_state_changed": "State", "observation.error": "Error",
   "action.task_tracking": "Task list", "observation.task_tracking": "Task list", "action.condensation": "Condensation",
-  "conversation.created": "Begun", "conversation.operator_acted": "Operator", "observation.browse": "Browser",
+  "conversation.created": "Created", "conversation.operator_acted": "Operator", "observation.browse": "Browser",
 };
 const QUIET = new Set(["model.admitted", "action.system", "action.recall", "observation.recall", "observation.null",
   "conversation.begun", "action.survey", "observation.survey", "action.change_agent_state"]);

@@ -61,7 +61,7 @@ function askForKey(error) {
     try { await ask("/conversations?limit=1"); show(); } catch (again) { keep(""); note(again.message, "bad"); }
   } },
   el("h1", {}, "API key"),
-  el("p", {}, key() ? error.message : "This server asks for a key. ", el("code", {}, "deckhands key add"), " makes one."),
+  el("p", {}, key() ? error.message : "This server asks for a key. ", el("code", {}, "deckhands key add"), " creates one."),
   el("label", { for: "key" }, "Key"), input,
   el("p", { class: "dim" }, "It is kept until this tab is closed."),
   el("button", { class: "main" }, "Enter")));
