@@ -1,7 +1,7 @@
 """The public interface of Deckhands: the Python client and the command line.
 
-Everything in `__all__` is imported when it is first used, because `deckhands --help` needs nothing of it.
-docs/python.md shows how to use it.
+Every name in `__all__` is imported on first use, because `deckhands --help` needs none of them. docs/python.md shows
+how to use it.
 """
 
 from __future__ import annotations

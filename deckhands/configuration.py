@@ -1,10 +1,10 @@
-"""What `.env` and `deckhands.toml` say, as variables for a command and the workers that it starts.
+"""Configuration files: `.env` and `deckhands.toml` as environment variables for a command and its workers.
 
-Holds: only commands that a person calls read files; workers and the Python client read variables alone. The
-environment wins over `.env`, which wins over the TOML file. Files of the working directory are not read where an agent
-or a stranger may have written them: in a repository, below a workspace root, in the home of Deckhands, or where another
-user may write. No workspace may hold a file that was read (`private_paths`).
-Does not: doubt a file that DECKHANDS_CONFIG names.
+Holds: only commands read files; workers and the Python client read variables alone. The environment wins over `.env`,
+which wins over the TOML file. Files of the working directory are not read where an agent or another user may have
+written them: in a repository, below a workspace root, in the home of Deckhands, or where another user may write. No
+workspace may contain a file that was read (`private_paths`).
+Does not: check a file that DECKHANDS_CONFIG names.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from broker.runtime import (
 
 DOTENV, TOML = ".env", "deckhands.toml"
 OURS = (PREFIX, "LLM_", "LITELLM_", "SANDBOX_ENV_", "NO_CHANGE_TIMEOUT_SECONDS", USE_SDK_AGENTS)
-"""How the names of variables begin that are taken from `.env`; everything else there is somebody else's."""
+"""The prefixes of the variables taken from `.env`; all others there belong to other programs."""
 REPOSITORIES = (".git", ".hg", ".svn", ".jj")
 TABLES = {"llm": "LLM_", "shell": "SANDBOX_ENV_"}
-"""The tables of the TOML file, and how the names of their variables begin."""
+"""The tables of the TOML file, and the prefixes of their variables."""
 WRITABLE_BY_ALL = 0o002
 
 
 @dataclass(slots=True)
 class Configuration:
-    """What files add to an environment.
+    """Additions of files to an environment.
 
     Attributes:
         values: variables that the environment does not have.
-        files: those that were read.
+        files: the files that were read.
         notices: why others were not.
     """
 
@@ -52,15 +52,15 @@ class Configuration:
 
 
 def configuration(env: Mapping[str, str], directory: Path, *, others: Collection[str] = ()) -> Configuration:
-    """Read the files that configure a command.
+    """Read the configuration files of a command.
 
     Args:
         env: the environment of the command.
         directory: its working directory.
-        others: further variables that are taken from `.env`.
+        others: further variables to take from `.env`.
 
     Raises:
-        UsageError: a file cannot be read or used; names it.
+        UsageError: a file cannot be read or is invalid; the text names it.
     """
     found = Configuration()
     named = env.get(CONFIG_FILE, "").strip()
@@ -111,7 +111,7 @@ def _of_toml(path: Path) -> dict[str, str]:
 
 
 def _text(name: str, value: object, separator: str = ",") -> str:
-    """Return a value of a TOML file as a variable would have it."""
+    """Return a value of a TOML file in the form of a variable."""
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return joined_paths(value) if separator == ":" else separator.join(value)
     if isinstance(value, bool):
@@ -136,12 +136,12 @@ def _unusable(path: Path, error: Exception) -> UsageError:
 
 
 def doubt_about(path: Path, env: Mapping[str, str]) -> str:
-    """Say why somebody else may have written a file of the working directory; empty: nobody else may."""
+    """Return why another user or an agent may have written a file of the working directory; empty if none can have."""
     return next(_doubts(path, env), "")
 
 
 def _doubts(path: Path, env: Mapping[str, str]) -> Iterator[str]:
-    """Yield the reasons for which somebody else may have written a file of the working directory."""
+    """Yield the reasons why another user or an agent may have written a file of the working directory."""
     directory = path.parent.resolve()
     for place in (directory, *directory.parents):
         if any((place / name).exists() for name in REPOSITORIES):

@@ -1,10 +1,10 @@
-"""The headless hand-off as a module: `python -m deckhands.headless`."""
+"""The headless mode as a module: `python -m deckhands.headless`."""
 
 from __future__ import annotations
 
 import sys
 
-from deckhands.cli.headless.command import headless
+from deckhands.cli.headless import headless
 from deckhands.cli.main import call
 
 if __name__ == "__main__":

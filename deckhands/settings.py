@@ -1,6 +1,6 @@
-"""What the face reads from the environment; the only place in this package that does.
+"""The settings of the command line, from the environment; the only module of this package that reads it.
 
-Holds: the environment is read once, when a command starts, and handed to the workers it starts as it was.
+Holds: the environment is read once, when a command starts, and handed unchanged to the workers it starts.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ PROFILES_VARIABLE = "LLM_CONFIG"
 
 
 def read_configuration_files(env: MutableMapping[str, str] = os.environ, *, others: Collection[str] = ()) -> list[str]:
-    """Add what `.env` and `deckhands.toml` say to the environment of this process, and return what to tell about it.
+    """Add the values of `.env` and `deckhands.toml` to this process' environment, and return the notices to print.
 
     Args:
         others: variables that are taken from `.env` besides our own.
 
     Raises:
-        UsageError: a file cannot be read or used.
+        UsageError: a file cannot be read or is invalid.
     """
     try:
         directory = Path.cwd()
-    except OSError:  # it has been removed; so it has no files
+    except OSError:  # the directory was removed, so it has no files
         return []
     found = configuration(env, directory, others=others)
     env.update(found.values)
@@ -37,29 +37,29 @@ def read_configuration_files(env: MutableMapping[str, str] = os.environ, *, othe
 
 
 def wants_colour(env: Mapping[str, str] = os.environ) -> bool:
-    """Say whether a terminal may be sent colours: not with NO_COLOR (https://no-color.org), and not if it is dumb."""
+    """Return whether a terminal takes colours: not with NO_COLOR (https://no-color.org), and not if it is dumb."""
     return not env.get("NO_COLOR") and can_redraw(env)
 
 
 def can_redraw(env: Mapping[str, str] = os.environ) -> bool:
-    """Say whether a terminal can move its cursor, as far as TERM says."""
+    """Return whether a terminal can move its cursor, according to TERM."""
     return env.get("TERM", "") != "dumb"
 
 
 @dataclass(frozen=True, slots=True)
 class FaceSettings:
-    """Settings of one command.
+    """The settings of one command.
 
     Attributes:
-        url: the store named by DECKHANDS_URL or DECKHANDS_URL_FILE; None when none is named.
-        archive: where archived conversations are; empty: nowhere.
+        url: the store named by DECKHANDS_URL or DECKHANDS_URL_FILE; None if none is named.
+        archive: the place of archived conversations; empty: none.
         api_key: of a server; empty: none.
-        home: where embedded clusters and runs live.
-        model: the model named by the environment; None when none is named.
+        home: the directory of embedded clusters and runs.
+        model: the model named by the environment; None if none is named.
         has_profiles: whether a file of model profiles is named, which may name the model.
-        sandbox: what workspaces run in here: `auto`, `bwrap`, `docker` or `none`.
-        debug: tracebacks instead of one-line errors.
-        environment: everything, for the workers.
+        sandbox: the sandbox of workspaces: `auto`, `bwrap`, `docker` or `none`.
+        debug: show tracebacks instead of one-line errors.
+        environment: all variables, for the workers.
     """
 
     url: str | None
@@ -78,7 +78,7 @@ class FaceSettings:
         """Read the settings.
 
         Raises:
-            UsageError: a name that begins with DECKHANDS_ is unknown, or a value cannot be used.
+            UsageError: a name that starts with DECKHANDS_ is unknown, or a value is invalid.
         """
         broker = BrokerSettings.from_env(env)
         if broker.sandbox not in SANDBOXES:

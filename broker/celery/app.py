@@ -3,8 +3,7 @@
 Celery provides every worker's life cycle, remote control and monitoring. Inside Deckhands, work travels on streams:
 controller and tool workers have no Celery task, and for them the broker may be emptied at any time. Clients may also
 use Celery: ingress workers serve the tasks `deckhands.*` and store their results in a result backend, see
-`deckhands.ingress`.
-Jobs workers serve the tasks `deckhands.jobs.*`, which a beat or an operator sends, see
+`deckhands.ingress`. Jobs workers serve the tasks `deckhands.jobs.*`, which a beat or an operator sends, see
 `deckhands.operations`.
 
 Holds: JSON only, no gossip, no mingle. No message ends a worker, see `messages`. Remote control is restricted, see

@@ -1,4 +1,4 @@
-"""The command line around its verbs: how they are found, their options, their output, their way to a cluster.
+"""The command line: its commands, their options, their output, and their connection to a cluster.
 
 Start with: main.
 """

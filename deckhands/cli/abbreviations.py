@@ -1,7 +1,6 @@
-"""Conversations named by the beginning of their ids, as people type them.
+"""Conversation ids abbreviated to a prefix, as users type them.
 
-Holds: a whole id is taken as it is, before anything is looked up; a beginning that several ids share is refused with
-the list of them.
+Holds: a full id is used as it is, without a lookup; an ambiguous prefix is refused with a list of the matching ids.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ MAX_CANDIDATES = 10
 MAX_COMPLETED = 30
 MAX_SHOWN_CHARS = 200
 COMPLETION_LIMIT_SECONDS = 5.0
-"""How long a person who presses Tab waits for a cluster that answers slowly, or from a busy machine."""
+"""The time limit of shell completion for a slow cluster or a busy machine."""
 
 
 class Ambiguous(UsageError):
-    """Several conversations are meant by the beginning of an id."""
+    """A prefix matches several conversations."""
 
     code = "ambiguous"
 
 
 def whole_id(text: str) -> str:
-    """Return the id that is meant by its beginning; the text itself, if no id begins so.
+    """Return the id with a prefix; the text itself if no id starts with it.
 
     Raises:
-        Ambiguous: several ids begin so; lists them.
+        Ambiguous: several ids start with it; the text lists them.
     """
     if len(text) >= WHOLE_ID_CHARS or not is_conversation_id(text):
         return text
@@ -63,12 +62,12 @@ def whole_id(text: str) -> str:
         listed = sorted(found.items())[:MAX_CANDIDATES]
         more = "" if len(found) <= MAX_CANDIDATES else "\n    …"
         names = "".join(f"\n    {name}  {clean_line(what, limit=60)}" for name, what in listed)
-        raise Ambiguous(f"Several ids begin with {text!r}.", remedy=f"Give more of the one you mean:{names}{more}")
+        raise Ambiguous(f"Several ids start with {text!r}.", remedy=f"Type a longer prefix:{names}{more}")
     return next(iter(found))
 
 
 async def _on_cluster(settings: FaceSettings, text: str) -> dict[str, str]:
-    """Return the conversations whose ids begin with a text, each with its state and title."""
+    """Return the conversations whose ids start with a prefix, each with its state and title."""
     async with cluster_client(settings) as client:
         index = Conversations(client.store)
         try:
@@ -79,7 +78,7 @@ async def _on_cluster(settings: FaceSettings, text: str) -> dict[str, str]:
 
 
 class _ConversationId(click.ParamType):  # type: ignore[type-arg]
-    """An id, or the beginning of one; with a mark, what follows the mark is left as it is."""
+    """A click type: an id or a prefix of one. With a mark, the text after the mark is kept as it is."""
 
     name = "id"
 
@@ -87,16 +86,16 @@ class _ConversationId(click.ParamType):  # type: ignore[type-arg]
         self._mark = mark
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002
-        """Return the text with the whole id."""
+        """Return the text with the full id."""
         head, mark, rest = str(value).partition(self._mark) if self._mark else (str(value), "", "")
         return f"{whole_id(head)}{mark}{rest}"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:  # noqa: ARG002
-        """Return the conversations whose ids begin so, with state and title; none where that takes long or fails."""
+        """Return the conversations with the prefix, with state and title; none if the lookup is slow or fails."""
         if self._mark and self._mark in incomplete:
             return []
         found: dict[str, str] = {}
-        with suppress(Exception):  # a person who types is never shown why nothing is completed
+        with suppress(Exception):  # completion never shows errors while the user types
             settings = FaceSettings.from_env()
             runs = [path.name for path in Home(settings.home).run_folders() if path.name.startswith(incomplete)]
             found = dict.fromkeys(runs[:MAX_COMPLETED], "run of this machine")
@@ -105,7 +104,7 @@ class _ConversationId(click.ParamType):  # type: ignore[type-arg]
 
 
 async def _completed(settings: FaceSettings, text: str) -> dict[str, str]:
-    """Return conversations of the cluster whose ids begin so; the newest if nothing was typed."""
+    """Return conversations of the cluster whose ids start with the prefix; the newest if it is empty."""
     async with asyncio.timeout(COMPLETION_LIMIT_SECONDS):
         store = await open_cluster(settings=settings, patience_seconds=COMPLETION_LIMIT_SECONDS)
         try:
@@ -122,16 +121,16 @@ POINT = _ConversationId("@")
 
 
 def conversation_argument(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the argument that names a conversation, by its id or the beginning of it."""
+    """Add the argument for a conversation: its id or a prefix of it."""
     return click.argument("conversation_id", metavar="ID", type=CONVERSATION_ID)(command)
 
 
 def conversation_or_task(
     name: str = "conversation_id", metavar: str = "[ID]", kind: _ConversationId = CONVERSATION_ID
 ) -> Callable[..., Any]:
-    """Add the argument that names a conversation, and `--task` for that of a Celery task; one of both is given.
+    """Add the argument for a conversation, and `--task` for that of a Celery task; exactly one must be given.
 
-    The verb gets the conversation's id in both cases, and the task's, if it was given.
+    In both cases the command gets the conversation's id, and the task's id if it was given.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,7 +147,7 @@ def conversation_or_task(
             except UnknownConversation as error:
                 raise unknown_task(error, task) from error
 
-        option = click.option("--task", metavar="TASK", help="That of the Celery task with this id.")
+        option = click.option("--task", metavar="TASK", help="The conversation of the Celery task with this id.")
         argument: Callable[..., Any] = click.argument(name, metavar=metavar, type=kind, required=False)
         named: Callable[..., Any] = argument(option(call))
         return named
@@ -163,10 +162,10 @@ class UnknownTask(UsageError):
 
 
 def unknown_task(error: UnknownConversation, task: str) -> UsageError:
-    """Return the error of a task that has no conversation; that of an archived one stays."""
+    """Convert the error for a task without a conversation; errors about archived conversations are kept."""
     if isinstance(error, IsArchived):
         return error
     return UnknownTask(
         f"The Celery task {ascii(task)[:MAX_SHOWN_CHARS]} has no conversation.",
-        remedy="Only deckhands.run and deckhands.submit have one, once a door has taken them, until it is deleted.",
+        remedy="Only tasks deckhands.run and deckhands.submit have one, from their receipt until its deletion.",
     )

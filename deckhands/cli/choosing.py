@@ -1,7 +1,7 @@
-"""Which conversations a verb is for: named by their ids, or chosen by label and state.
+"""The conversations that a command acts on: given by id, or selected by label and state.
 
-Holds: nothing that ends or deletes what somebody chose by label or state happens before a person has seen how many they
-are, or has passed --yes.
+Holds: conversations selected by label or state are ended or deleted only after the user has confirmed their number, or
+has passed --yes.
 """
 
 from __future__ import annotations
@@ -51,17 +51,21 @@ state_option = click.option(
     default="",
     metavar="STATE,…",
     help="Only those in one of these states, such as running or error. `scheduled` ones wait for their "
-    "time, `waiting` ones for anything or anybody.",
+    "time, `waiting` ones for anything else.",
 )
 yes_option = click.option("-y", "--yes", "is_sure", is_flag=True, help="Do not ask first.")
 task_option = click.option(
-    "--task", "tasks", multiple=True, metavar="TASK", help="That of the Celery task with this id. May be repeated."
+    "--task",
+    "tasks",
+    multiple=True,
+    metavar="TASK",
+    help="The conversation of the Celery task with this id. May be repeated.",
 )
 many_argument = click.argument("conversation_ids", metavar="[ID]...", nargs=-1, type=CONVERSATION_ID)
 
 
 def chosen_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the arguments and options that `Chosen` has fields for."""
+    """Add the arguments and options of `Chosen`."""
 
     @wraps(command)
     def call(*, tasks: tuple[str, ...], conversation_ids: tuple[str, ...], **values: Any) -> Any:
@@ -75,7 +79,7 @@ def chosen_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """What `chosen_options` adds to a verb."""
+    """The arguments and options that `chosen_options` adds to a command."""
 
     conversation_ids: tuple[str, ...]
     tasks: tuple[str, ...]
@@ -84,27 +88,27 @@ class Chosen:
 
     @property
     def is_selection(self) -> bool:
-        """Whether they are chosen by label or state."""
+        """Whether the conversations are selected by label or state."""
         return bool(self.labels or self.states)
 
     @property
     def only_id(self) -> str | None:
-        """The one conversation that is named; None if there are several, or they are chosen."""
+        """The only conversation given by id; None if there are several, or a selection."""
         return self.conversation_ids[0] if len(self.conversation_ids) == 1 and not self.is_selection else None
 
     def selection(self) -> Selection:
-        """Return what they are chosen by.
+        """Return the selection by label and state.
 
         Raises:
-            UsageError: a label or a state cannot be used.
+            UsageError: a label or a state is invalid.
         """
         return Selection(labels_of(self.labels), states_in(self.states))
 
     def check(self) -> None:
-        """Make sure that it is clear which conversations are meant.
+        """Check that either ids or a selection are given.
 
         Raises:
-            UsageError: it is not.
+            UsageError: none or both are given.
         """
         if self.is_selection == bool(self.conversation_ids):
             raise UsageError(
@@ -116,10 +120,10 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenToEnd(Chosen):
-    """`Chosen` for a verb that ends or deletes.
+    """`Chosen` for a command that ends or deletes conversations.
 
     Attributes:
-        is_sure: whether nobody is asked.
+        is_sure: whether to skip the confirmation.
     """
 
     is_sure: bool
@@ -127,13 +131,13 @@ class ChosenToEnd(Chosen):
 
 @dataclass(frozen=True, slots=True)
 class BulkAction:
-    """What a verb does to each conversation.
+    """The action of a command on each conversation.
 
     Attributes:
         done: the participle: `paused`, `deleted`.
-        fits: whether it can be done to a conversation in a selection; others are left alone.
-        is_end: whether a person is asked before it is done to a selection.
-        reaches_archive: whether it can be done to archived conversations, which are named by their whole ids.
+        fits: whether the action applies to a conversation of a selection; others are skipped.
+        is_end: whether the user must confirm it for a selection.
+        reaches_archive: whether it also applies to archived conversations, given by their full ids.
     """
 
     done: str
@@ -145,7 +149,7 @@ class BulkAction:
 
 @dataclass(slots=True)
 class _Outcomes:
-    """The outcomes of many actions, printed as they come."""
+    """The outcomes of many actions, printed as they arrive."""
 
     action: BulkAction
     as_json: bool
@@ -154,7 +158,7 @@ class _Outcomes:
     failed: int = 0
 
     async def do(self, client: Client, conversation_id: str) -> None:
-        """Do it to one; what the store refuses to all is raised."""
+        """Act on one conversation. Errors of the store that concern all of them are raised."""
         try:
             await self.action.act(client, conversation_id)
         except (UsageError, NotDeleted, NotStopped) as error:
@@ -165,7 +169,7 @@ class _Outcomes:
                 print_json({"conversation_id": conversation_id, "done": True})
 
     def fail(self, conversation_id: str, error: DeckhandsError) -> None:
-        """Count one that was refused."""
+        """Count a refused one."""
         self.failed += 1
         if len(self.failures) < SHOWN_FAILURES:
             self.failures.append(error.message)
@@ -174,7 +178,7 @@ class _Outcomes:
             print_json({"conversation_id": conversation_id, "done": False} | told)
 
     def close(self) -> int:
-        """Say how it went, and return the exit code."""
+        """Print the totals, and return the exit code."""
         for failure in self.failures:
             note(failure)
         if self.failed > len(self.failures):
@@ -184,15 +188,16 @@ class _Outcomes:
 
 
 async def do_to_chosen(chosen: Chosen, action: BulkAction, *, as_json: bool, is_sure: bool = False) -> int:
-    """Do something to every conversation that is meant, and return the exit code: 1 if it was refused for some.
+    """Act on every chosen conversation, and return the exit code: 1 if it was refused for some.
 
     Raises:
-        UsageError: it is not clear which are meant, or nobody is there to agree.
-        click.Abort: the person does not agree.
-        StoreError: the store cannot be used; those that were printed are done.
+        UsageError: the choice is missing or ambiguous, or no terminal is there to confirm.
+        click.Abort: the user does not confirm.
+        StoreError: the store is unavailable; the printed conversations are done.
     """
     chosen.check()
-    settings, outcomes = FaceSettings.from_env(), _Outcomes(action, as_json)
+    settings = FaceSettings.from_env()
+    outcomes = _Outcomes(action, as_json)
     if not chosen.is_selection:
         tasks = {conversation_of_task(task): task for task in chosen.tasks}
         for conversation_id in chosen.conversation_ids:
@@ -209,7 +214,9 @@ async def do_to_chosen(chosen: Chosen, action: BulkAction, *, as_json: bool, is_
         return outcomes.close()
     selection = chosen.selection()
     async with cluster_client(settings) as client:
-        number = await _count(client, selection, action)
+        number = 0
+        async for _ in _ids(client, selection, action):
+            number += 1
         if number and action.is_end and not is_sure:
             require_agreement(counted(number, "conversation"), action.done)
         with Progress(f"conversations {action.done}", number) as progress:
@@ -229,32 +236,25 @@ async def _ids(client: Client, selection: Selection, action: BulkAction) -> Asyn
                 yield row.conversation_id
 
 
-async def _count(client: Client, selection: Selection, action: BulkAction) -> int:
-    number = 0
-    async for _ in _ids(client, selection, action):
-        number += 1
-    return number
-
-
 def require_agreement(what: str, done: str) -> None:
-    """Ask the person at the terminal whether something may be done.
+    """Ask the user at the terminal to confirm.
 
     Raises:
-        UsageError: nobody is there.
-        click.Abort: the person does not agree.
+        UsageError: there is no terminal.
+        click.Abort: the user does not confirm.
     """
     if not sys.stdin.isatty():
-        raise UsageError(f"{what} would be {done}, and nobody is there to confirm it.", remedy="Pass --yes.")
+        raise UsageError(f"{what} would be {done}, and there is no terminal to confirm it.", remedy="Pass --yes.")
     ask(f"{what} will be {done}. Continue? [y/N] ")
     if sys.stdin.readline().strip().lower() not in YES:
         raise click.Abort
 
 
 def labels_of(texts: tuple[str, ...]) -> dict[str, str]:
-    """Return labels that are given as KEY=VALUE.
+    """Parse labels given as KEY=VALUE.
 
     Raises:
-        UsageError: one cannot be used, or two contradict each other.
+        UsageError: one is invalid, or two contradict each other.
     """
     found: dict[str, str] = {}
     for text in texts:
@@ -268,7 +268,7 @@ def labels_of(texts: tuple[str, ...]) -> dict[str, str]:
 
 
 def states_in(text: str) -> frozenset[str]:
-    """Return the states that a person names, separated by commas.
+    """Parse states separated by commas.
 
     Raises:
         UsageError: there is no such state.

@@ -23,31 +23,31 @@ OF_OWN_TOOLS = frozenset(
         *("BrowsingAgentSDK", "ReadOnlyAgentSDK", "VisualBrowsingAgent", ACP_AGENT),
     }
 )
-"""Agents whose tools are always the same: what would add one does nothing for them."""
+"""Agents with a fixed set of tools: options that add a tool have no effect on them."""
 TOLD = "With the tool `delegate` you can hand tasks to these agents: {names}."
 REMEDY = "docs/delegation.md shows what a delegate's file holds."
 
 
 def check_takes_tools(agent: str, option: str) -> None:
-    """Refuse an option that gives an agent a tool that it does not take.
+    """Refuse an option that gives an agent a tool it does not take.
 
     Raises:
         UsageError: names both.
     """
     if agent in OF_OWN_TOOLS or agent.startswith(ACP_PREFIX):
         raise UsageError(
-            f"{option} does nothing for {agent}, whose tools are fixed.", remedy="Use it with CodeActAgent."
+            f"{option} has no effect on {agent}, whose tools are fixed.", remedy="Use it with CodeActAgent."
         )
 
 
 def with_delegates(agent: AgentSpec, given: Sequence[str]) -> AgentSpec:
     """Return the agent with its delegates, each given as NAME, a known agent, or as NAME=FILE.
 
-    A delegate without a file is the agent itself under the other name, as `controller_worker` has it; one whose file
-    names no model has the agent's.
+    A delegate without a file is the agent itself under the other name, as in `controller_worker`; a file without a
+    model gives the agent's model.
 
     Raises:
-        UsageError: a name or a file cannot be used; names it.
+        UsageError: a name or a file is invalid; the text names it.
     """
     if not given:
         return agent
@@ -95,7 +95,7 @@ def _spec_in(file: Path, option: str) -> AgentSpec:
 
 
 def _check_names(fields: Any, what: str) -> None:
-    """Refuse fields that do not exist, which would silently do nothing."""
+    """Refuse unknown fields, which would otherwise be ignored silently."""
     if not isinstance(fields, dict):
         raise UsageError(f"{what} does not hold an object.", remedy=REMEDY)
     _check_known(fields, AgentSpec.model_fields, what)

@@ -1,7 +1,7 @@
 """The demo: many agents repair real projects at once while their workers are killed with SIGKILL and replaced.
 
-Holds: nothing but the model is simulated. The workers are processes, the projects are on disk, the tests really run,
-and the logs are compared event by event with what was seen while they were written.
+Holds: only the model is simulated. The workers are processes, the projects are on disk, the tests really run, and the
+logs are compared event by event with the events seen while they were written.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ END_LIMIT_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class DemoSpec:
-    """What the demo does.
+    """The parameters of the demo.
 
     Attributes:
         directory: an empty directory for the store, the logs and the projects.
         kills: how many workers are killed, controllers and tool workers in turn.
-        seed: determines which of them, and when.
+        seed: determines which workers are killed, and when.
     """
 
     directory: Path
@@ -59,7 +59,7 @@ class Kill:
     at: datetime
 
     def takeover_seconds(self, takeover: Takeover) -> float | None:
-        """Return how long after the kill something was taken over from the worker; None if from another one."""
+        """Return the time from the kill to a takeover of this worker's work; None if it was another worker's."""
         pid = takeover.from_worker.split("-")[-2]  # see `broker.runtime.ids.new_worker_id`
         return (takeover.at - self.at).total_seconds() if pid == str(self.pid) else None
 
@@ -90,7 +90,7 @@ class DemoReport:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all conversations finished, all tests pass, and every log is whole."""
+        """Whether all conversations finished, all tests pass, and every log is intact."""
         return self.finished == self.tests_passing == self.conversations and not (
             self.events_lost or self.observations_doubled or self.violations
         )
@@ -102,7 +102,7 @@ class DemoReport:
 
 @dataclass(slots=True)
 class Progress:
-    """How far the demo is."""
+    """The progress of the demo."""
 
     conversations: int
     replies_expected: int
@@ -114,7 +114,7 @@ class Progress:
 
 @dataclass(slots=True)
 class _Case:
-    """One conversation, its copy of a project, and what was seen of its log."""
+    """One conversation, its copy of a project, and the events seen of its log."""
 
     example: Example
     directory: Path
@@ -154,7 +154,7 @@ class Demo:
         self.progress = Progress(spec.conversations, sum(turns[case.example.name] for case in self._cases))
         self._moved = asyncio.Condition()
         self._kills: list[Kill] = []
-        # The demo chooses the model and its scripts need no key, so the user's settings are left out.
+        # The demo chooses the model, and its scripts need no key, so the user's settings are left out.
         environment = {
             name: value for name, value in spec.environment.items() if not name.startswith(("LLM_", "LITELLM_"))
         }
@@ -171,10 +171,10 @@ class Demo:
         )
 
     async def run(self) -> DemoReport:
-        """Run it to the end.
+        """Run to the end.
 
         Raises:
-            DeckhandsError: the cluster cannot be started or kept up.
+            DeckhandsError: the cluster cannot be started or kept running.
         """
         started = self._clock.monotonic()
         (self._spec.directory / "projects").mkdir(parents=True)
@@ -247,11 +247,11 @@ class Demo:
         self._on_notice(f"killed {worker.name} (pid {pid}) with SIGKILL")
 
     def _draw(self, purpose: str) -> float:
-        """Return a number from 0 up to 1, the same for the same seed and purpose."""
+        """Return a number from 0 (inclusive) to 1 (exclusive), the same for the same seed and purpose."""
         return int.from_bytes(sha256(f"{self._spec.seed} {purpose}".encode()).digest()[:6], "big") / (1 << 48)
 
     async def _failing(self) -> list[_Case]:
-        """Run every project's tests, here, and return the cases where they fail."""
+        """Run every project's tests on this machine, and return the cases that fail."""
         slots = asyncio.Semaphore(TESTS_AT_ONCE)
 
         async def passes(case: _Case) -> bool:

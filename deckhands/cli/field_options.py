@@ -1,7 +1,7 @@
-"""Options of the command line that are made of the fields of a `TaskSpec`: their names, types, choices and help.
+"""Command-line options generated from the fields of a `TaskSpec`: their names, types, choices and help.
 
-Holds: a field that is added to `TaskSpec` has its option on every verb that takes a task, unless one of `WRITTEN` or
-`WITHOUT` names it.
+Holds: a new field of `TaskSpec` has an option on every command that takes a task, unless `WRITTEN` or `WITHOUT` names
+it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ WRITTEN = frozenset(
         "idempotency_key",
     }
 )
-"""Fields whose options have another form than JSON, or belong to some verbs only."""
+"""Fields whose options are written by hand: they do not take JSON, or belong to some commands only."""
 WITHOUT = frozenset({"headless", "images", "traceparent"})
-"""Fields that the command line does not give."""
+"""Fields without an option."""
 SCALARS: dict[type, Any] = {str: click.STRING, int: click.INT, float: click.FLOAT}
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -36,7 +36,9 @@ def option_of(name: str) -> Callable[[F], F]:
         TypeError: its type has no such form; write its option by hand.
     """
     field = TaskSpec.model_fields[name]
-    kind, flag, text = _plain(field.annotation), f"--{name.replace('_', '-')}", field.description
+    kind = _plain(field.annotation)
+    flag = f"--{name.replace('_', '-')}"
+    text = field.description
     if kind is bool:
         return click.option(flag, is_flag=True, default=None, help=text)
     if get_origin(kind) is tuple and get_args(kind)[0] is str:
@@ -49,7 +51,7 @@ def option_of(name: str) -> Callable[[F], F]:
 
 
 def generated_options(command: F) -> F:
-    """Add the options of the fields that have none of their own."""
+    """Add the options of the fields without a hand-written one."""
     for name in reversed(TaskSpec.model_fields):
         if name not in WRITTEN | WITHOUT:
             command = option_of(name)(command)
@@ -57,7 +59,7 @@ def generated_options(command: F) -> F:
 
 
 def _plain(annotation: Any) -> Any:
-    """Return a type without `None` and without what Pydantic checks."""
+    """Return a type without `None` and without Pydantic's constraints."""
     if get_origin(annotation) is Annotated:
         return _plain(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):

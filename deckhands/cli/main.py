@@ -1,6 +1,6 @@
-"""The command `deckhands`: calls the verb, and turns every error into a message and an exit code.
+"""The program `deckhands`: calls the command, and turns every error into a message and an exit code.
 
-Holds: no traceback reaches the terminal unless DECKHANDS_DEBUG is set; `--help` imports no verb.
+Holds: no traceback reaches the terminal unless DECKHANDS_DEBUG is set; `--help` imports no command.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def cli() -> None:
 def main() -> NoReturn:
     """Run the command line and exit."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed: the next file or socket would take its place
+        if getattr(sys, name) is None:  # not close(): the next file or socket would reuse its descriptor
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  (for as long as we live)
     if sys.argv[1:] and sys.argv[1] in verbs():
         _load(verbs()[sys.argv[1]])
@@ -46,7 +46,7 @@ def main() -> NoReturn:
 
 
 def _load(verb: Verb) -> None:
-    """Import the module of a verb. Ctrl-C ends the process at once meanwhile: pydantic would report it as an error."""
+    """Import the module of a command. Meanwhile Ctrl-C ends the process: pydantic would report it as an error."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -56,7 +56,7 @@ def _load(verb: Verb) -> None:
 
 
 def call(arguments: Sequence[str], command: click.Command = cli, *, name: str = "deckhands") -> int:
-    """Run a verb, or another command, with its arguments and return the exit code."""
+    """Run a command, or another click command, with its arguments and return the exit code."""
     try:
         code = command.main(list(arguments), standalone_mode=False, prog_name=name)
     except click.ClickException as error:
@@ -83,7 +83,7 @@ def _expected(error: DeckhandsError) -> int:
 
 
 def _of_home(error: Exception) -> DeckhandsError | None:
-    """Return the error to report for a file in the home directory that cannot be used; None for any other error."""
+    """Return the error to report for an unusable file in the home directory; None for any other error."""
     from deckhands.settings import FaceSettings
 
     with suppress(UsageError):

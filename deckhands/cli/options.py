@@ -1,4 +1,4 @@
-"""Options that several verbs share, and the text that a person gives."""
+"""Options shared by several commands, and the text given by the user."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 
 @dataclass(frozen=True, slots=True)
 class ListOptions:
-    """Options of a verb that only lists."""
+    """Options of a command that only lists."""
 
     as_json: bool
 
 
 class Amount(click.FloatRange):
-    """A number that is one: `nan` would compare with nothing, and `inf` is what an option means that is left out."""
+    """A finite number: `nan` compares with nothing, and an unlimited value is given by leaving the option out."""
 
     def __init__(  # the names are click's
         self,
@@ -67,7 +67,7 @@ class Amount(click.FloatRange):
 
 @dataclass(frozen=True, slots=True)
 class ConversationOptions:
-    """The argument of a verb that only needs to know which conversation is meant."""
+    """The argument of a command that only takes a conversation."""
 
     conversation_id: str
 
@@ -76,7 +76,7 @@ def read_task(*texts: str | None, file: Path | None) -> str:
     """Return the task from the command line, the file or standard input.
 
     Raises:
-        UsageError: there is none, there is more than one, or it cannot be used.
+        UsageError: there is none or more than one, or it is invalid.
     """
     task = given_text(*texts, file=file)
     if task is None:
@@ -88,7 +88,7 @@ def read_task(*texts: str | None, file: Path | None) -> str:
 
 
 def given_text(*texts: str | None, file: Path | None) -> str | None:
-    """Return the one text that is given on the command line or in the file; None when none is.
+    """Return the one text given on the command line or in the file; None if none is given.
 
     Raises:
         UsageError: more than one is given, or the file cannot be read.
@@ -115,7 +115,7 @@ def given_text(*texts: str | None, file: Path | None) -> str | None:
 def _standard_input() -> str:
     try:
         text = sys.stdin.read()
-        text.encode()  # in the locale C, invalid bytes arrive as surrogates
+        text.encode()  # in the C locale, invalid bytes arrive as surrogates
     except UnicodeError as error:
         raise UsageError("Standard input is not text in UTF-8.", remedy="Convert it to UTF-8.") from error
     return text
@@ -125,7 +125,7 @@ def memory_of(project: str, user: str) -> MemorySpec:
     """Return the notebook of a project and a user.
 
     Raises:
-        UsageError: the name is not valid.
+        UsageError: the name is invalid.
     """
     try:
         return MemorySpec(user=user, project=project)

@@ -1,4 +1,4 @@
-"""How far a long command has got: a bar on a terminal, a line now and then elsewhere; all of it on standard error."""
+"""Progress of a long command: a bar on a terminal, a line now and then elsewhere; all on standard error."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ BAR_COLUMNS = 24
 REDRAW_SECONDS = 0.1
 LINE_SECONDS = 5.0
 LEAST_SECONDS = 1.0
-"""Before so much time nobody can say how fast it is."""
+"""No rate is shown before this time."""
 
 
 class Progress:
-    """Counts what is done.
+    """Counts finished items.
 
     Args:
-        what: of the things that are counted, such as `tasks submitted`.
-        total: how many there will be; None: nobody knows.
+        what: the counted items, such as `tasks submitted`.
+        total: how many there will be; None if unknown.
     """
 
     def __init__(self, what: str, total: int | None = None) -> None:
@@ -39,7 +39,7 @@ class Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Leave the last word on the screen, also where the command fails."""
+        """Leave the last state on the screen, even if the command fails."""
         if self._is_bar and self._has_line:
             self._redraw()
             note("")
@@ -58,7 +58,7 @@ class Progress:
             note(self.text())
 
     def text(self) -> str:
-        """Return it as a line."""
+        """Return the progress as a line."""
         if self._total is None:
             counted = f"{self.done:,} {self._what}"
         else:
@@ -74,8 +74,9 @@ class Progress:
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Yield what shows how many bytes of how many are done: a bar on a terminal, which is gone at the end."""
-    began, has_shown = SYSTEM_CLOCK.monotonic(), False
+    """Yield a function that shows the transferred bytes: a bar on a terminal, cleared at the end."""
+    began = SYSTEM_CLOCK.monotonic()
+    has_shown = False
 
     def show(done: int, total: int | None) -> None:
         nonlocal has_shown
@@ -97,11 +98,11 @@ def progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
 
 
 def bar_line(counted: str, done: float, total: float | None, seconds: float) -> str:
-    """Return a bar, what is counted, how fast it is and how long it takes from now on.
+    """Return a bar with the count, the rate and the remaining time.
 
     Args:
-        done, total: in any unit; a total of None: nobody knows.
-        seconds: since it began.
+        done, total: in any unit; a total of None is unknown.
+        seconds: since the start.
     """
     if total is None:
         pace = f" · {done / seconds:,.1f}/s" if seconds >= LEAST_SECONDS else ""

@@ -1,4 +1,4 @@
-"""What `run` and `logs` print on a terminal that a person reads: events as they come, and a line below that stays.
+"""The output of `run` and `logs` on an interactive terminal: events as they arrive above a status line.
 
 Holds: without a terminal, with --plain, NO_COLOR or TERM=dumb, and for JSON, lines are printed as `EventPrinter` does.
 """
@@ -34,26 +34,26 @@ class Area(Protocol):
     """Lines at the bottom of a terminal; see `LiveArea`."""
 
     def show(self, lines: Sequence[str]) -> None:
-        """Put lines in place of those that are there."""
+        """Replace the lines."""
 
     def above(self, lines: Iterable[str]) -> None:
         """Print lines above."""
 
     def hide(self) -> None:
-        """Take the lines away until `unhide`."""
+        """Remove the lines until `unhide`."""
 
     def unhide(self) -> None:
-        """Bring the lines back."""
+        """Show the lines again."""
 
     def close(self) -> None:
-        """Take the lines away."""
+        """Remove the lines."""
 
 
 class ScreenPrinter(EventPrinter):
-    """Prints events on a terminal, above a line that says how the conversation stands.
+    """Prints events on a terminal, above a status line of the conversation.
 
     Args:
-        area: where the line is; None: the last line of the terminal.
+        area: where the status line is; None: the last line of the terminal.
     """
 
     def __init__(self, *, is_whole: bool = False, has_status: bool = True, area: Area | None = None) -> None:
@@ -64,17 +64,17 @@ class ScreenPrinter(EventPrinter):
         self._has_status = has_status
         self._turn = 0
         self._written = ""
-        """The line that the model is writing, as far as it has come."""
+        """The model's unfinished line."""
 
     @property
     def standing(self) -> Standing:
-        """How the conversation stands, as far as it was printed."""
+        """The status of the conversation after the printed events."""
         return self._standing
 
     def event(self, event: Event) -> None:
         """Print an event above the line."""
         self._standing.add(event)
-        if isinstance(event, ModelReply):  # which is whole now
+        if isinstance(event, ModelReply):  # which is complete now
             self._end_line()
         shown = "\n".join(self._streamed.values())
         lines = self._renderer.lines(event, shown=shown)
@@ -83,20 +83,20 @@ class ScreenPrinter(EventPrinter):
             self._area.above(lines)
 
     def forget(self) -> None:
-        """Begin with another conversation."""
+        """Start with another conversation."""
         self._end_line()
         self._standing = Standing()
         self._streamed.clear()
         self._call = self._kind = ""
 
     def question(self, action: RiskyAction) -> None:
-        """Print the action that a person is asked to confirm, and how to answer."""
+        """Print the action that awaits confirmation, and how to answer."""
         self._area.hide()
         super().question(action)
         self._area.unhide()
 
     def piece(self, piece: Piece) -> None:
-        """Print the lines that the model has completed, and show the one that it is writing above the status."""
+        """Print the lines that the model has completed, and show its current line above the status."""
         if piece.kind == "superseded":
             self._streamed.pop(piece.call, None)
             self._end_line()
@@ -104,7 +104,11 @@ class ScreenPrinter(EventPrinter):
             return
         if piece.call != self._call or piece.kind != self._kind:
             self._end_line()
-            mark = "~" if piece.kind == "thinking" else f"[{piece.call}]" if piece.kind == "call" else ""
+            mark = ""
+            if piece.kind == "thinking":
+                mark = "~"
+            elif piece.kind == "call":
+                mark = f"[{piece.call}]"
             self._area.above([self._renderer.styled(mark, "dim")])
             self._call, self._kind = piece.call, piece.kind
         self._remember(piece)
@@ -120,18 +124,18 @@ class ScreenPrinter(EventPrinter):
         self._area.above([clean_line(text, limit=1_000)])
 
     def summary(self, summary: Summary) -> None:
-        """Print a summary in place of the line."""
+        """Print a summary in place of the status line."""
         self.close()
         super().summary(summary)
 
     def close(self) -> None:
-        """Take the line away."""
+        """Remove the status line."""
         with suppress(OSError):
             self._area.close()
 
     @asynccontextmanager
     async def asking(self) -> AsyncIterator[None]:
-        """Leave the place of the line to a person who answers."""
+        """Hide the status line while the user answers."""
         self._end_line()
         self._area.hide()
         try:
@@ -141,7 +145,7 @@ class ScreenPrinter(EventPrinter):
 
     @asynccontextmanager
     async def live(self) -> AsyncIterator[None]:
-        """Keep the line up to date."""
+        """Keep the status line up to date."""
         ticking = asyncio.ensure_future(self._tick())
         try:
             yield
@@ -151,7 +155,7 @@ class ScreenPrinter(EventPrinter):
             self.close()
 
     async def _tick(self) -> None:
-        with suppress(OSError):  # the terminal has gone; who prints next finds out, too
+        with suppress(OSError):  # the terminal is closed; the next print reports it
             while self._has_status:
                 self._turn += 1
                 self._draw()
@@ -168,13 +172,14 @@ class ScreenPrinter(EventPrinter):
     def _end_line(self) -> None:
         if not self._written:
             return
-        written, self._written = self._written, ""
+        written = self._written
+        self._written = ""
         self._draw()
         self._area.above([self._words(written)])
 
 
 def printer_for(*, as_json: bool, is_plain: bool, is_whole: bool = False, has_status: bool = True) -> EventPrinter:
-    """Return what prints events here: for a person at a terminal, or plain lines."""
+    """Return the printer for this output: for an interactive terminal, or plain lines."""
     if as_json or is_plain or not is_coloured(sys.stdout):
         return EventPrinter(as_json=as_json, is_plain=is_plain)
     return ScreenPrinter(is_whole=is_whole, has_status=has_status)

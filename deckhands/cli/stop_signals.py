@@ -1,4 +1,4 @@
-"""The signals by which a person, a terminal or a supervisor ends a command."""
+"""The signals by which a user, a terminal or a supervisor stops a command."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 
 def on_stop_signals(call: Callable[[], object]) -> None:
-    """Call something at every Ctrl-C, SIGTERM, and end of the terminal; to be called in the running loop.
+    """Call a function at every Ctrl-C, SIGTERM and hangup of the terminal. Call this in the running loop.
 
-    The end of the terminal means nothing to what `nohup` has started.
+    The hangup is ignored in a command started by `nohup`.
     """
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -1,6 +1,6 @@
-"""What the command line says for every task of a file, put into those that do not say it.
+"""Command-line options as defaults for the tasks of a file.
 
-Holds: a task has the last word on each of its fields; limits, labels and secrets are completed one by one.
+Holds: each field of a task overrides its default; limits, labels and secrets are merged one by one.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class TaskDefaults:
     """The options of the command line, for all tasks of a file.
 
     Attributes:
-        place: what -w names.
+        place: the workspace of -w.
         secrets: values by name.
-        own: fields of `TaskSpec` that `options` has not, such as tenant and expires.
-        is_here: whether the cluster is on this machine, which finds the scripts of scripted models.
+        own: fields of `TaskSpec` that `options` lacks, such as tenant and expires.
+        is_here: whether the cluster is on this machine, where it finds the scripts of scripted models.
     """
 
     options: TaskOptions
@@ -44,10 +44,10 @@ class TaskDefaults:
     _agents: dict[str, AgentSpec] = field(default_factory=dict)
 
     def complete(self, request: TaskSpec) -> TaskSpec:
-        """Return the task with everything that it does not say itself.
+        """Return the task with defaults for its missing fields.
 
         Raises:
-            UsageError: it cannot be begun like that.
+            UsageError: the result cannot be submitted.
         """
         given = request.model_fields_set
         check_task(request.task)
@@ -89,10 +89,10 @@ class TaskDefaults:
 
 
 def place_for_all(options: TaskOptions, workspace: str | None) -> Place:
-    """Return the place that -w names for all tasks of a file.
+    """Return the workspace of -w for all tasks of a file.
 
     Raises:
-        UsageError: it is a file to upload, or cannot be used.
+        UsageError: it is a file to upload, or is invalid.
     """
     place = place_of(workspace, options)
     if place.content is not None:

@@ -1,4 +1,4 @@
-"""The options that describe a task, the agent that does it, and the workspace it is done in."""
+"""The options for a task, its agent and its workspace."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from deckhands.client import Place, TaskSpec, check_command_of, check_task, outp
 
 BROWSER_POOL = "browser"
 IPYTHON_POOL = "ipython"
-"""How the names of models begin that follow a script."""
+"""The prefix of the names of scripted models."""
 BROWSING_AGENTS = ("BrowsingAgent", "BrowsingAgentSDK", "VisualBrowsingAgent")
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -43,13 +43,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
-    """What `task_options` adds to a verb: a field for each option, under the name that click gives it.
+    """The options that `task_options` adds to a command: a field for each, under click's name.
 
     Attributes:
         argument: the task as the argument; `text` and `file` are the options that give it.
         critic: None if there is none; "" is a critic without instructions.
         memory: the project whose notes are kept; None keeps none.
-        generated: fields of `TaskSpec` that are given by options of `generated_options`.
+        generated: fields of `TaskSpec` given by options of `generated_options`.
     """
 
     argument: str | None
@@ -103,12 +103,12 @@ _OPTIONS = (
         "--agent",
         default=TaskSpec.model_fields["agent"].default,
         show_default=True,
-        help="The agent that does it; acp:COMMAND for a program that speaks the Agent Client Protocol.",
+        help="The agent; acp:COMMAND for a program that speaks the Agent Client Protocol.",
     ),
     click.option(
         "--plan",
         type=click.Choice(["ask", "auto"]),
-        help="Plan first and change nothing; --agent then carries out the plan, at once (auto) or when a person "
+        help="Plan first and change nothing; --agent then carries out the plan, at once (auto) or when you "
         "agrees (ask).",
     ),
     click.option("--model", help="The model it uses; LLM_MODEL by default."),
@@ -120,7 +120,7 @@ _OPTIONS = (
         show_default=True,
         help="The most iterations.",
     ),
-    click.option("-b", "--max-budget", type=Amount(min=0, min_open=True), help="The most it may spend, in USD."),
+    click.option("-b", "--max-budget", type=Amount(min=0, min_open=True), help="Its budget, in USD."),
     click.option("--max-tokens", type=click.IntRange(min=1), help="The most tokens of all model calls, in and out."),
     click.option(
         "--max-seconds",
@@ -160,13 +160,13 @@ _OPTIONS = (
         help="How often --check and --critic may refuse a finish.",
     ),
     click.option("--memory", metavar="PROJECT", help="Let the agent keep notes under this name, and recall them."),
-    click.option("--user", default="", help="Whose notes they are; by default everybody's."),
+    click.option("--user", default="", help="The user of the notes; by default they are shared."),
     click.option(
         "--confirm",
         type=click.Choice(["never", "risky", "always"]),
         default="never",
         show_default=True,
-        help="Which actions a person must confirm before they run.",
+        help="Which actions need confirmation before they run.",
     ),
     click.option("--clone-depth", type=click.IntRange(min=1), help="How many commits to clone."),
     click.option("--clone-secret", default="", metavar="NAME", help="The secret that a git+… URL needs."),
@@ -219,7 +219,7 @@ workspace_option = click.option(
 
 
 def task_options(command: F) -> F:
-    """Add the options that describe a task and the agent that does it; `TaskOptions` has a field for each."""
+    """Add the options for a task and its agent; `TaskOptions` has a field for each."""
     command = generated_options(command)
     for option in reversed(_OPTIONS):
         command = option(command)
@@ -238,11 +238,11 @@ def spec_of(
     """Return the task that the options describe.
 
     Args:
-        text: what the agent is to do.
-        own: fields that only some verbs have options for.
+        text: the text of the task.
+        own: fields that only some commands have options for.
 
     Raises:
-        UsageError: a field cannot be used; names it.
+        UsageError: a field is invalid; the text names it.
     """
     check_task(text)
     fields = {"task": text, "agent": agent, "workspace": workspace, "secrets": secrets, "limits": limits_of(options)}
@@ -250,7 +250,7 @@ def spec_of(
 
 
 def place_of(text: str | None, options: TaskOptions) -> Place:
-    """Return where to work: nowhere in particular, or what `place_in` returns and raises."""
+    """Return the workspace of -w, or an empty one; see `place_in`, also for the errors raised."""
     if text is None:
         return Place()
     if not text.strip():
@@ -276,6 +276,11 @@ def workspace_of(options: TaskOptions, place: Place, sandbox: str) -> WorkspaceS
     chosen = options.sandbox or sandbox
     if options.image and chosen != "docker":
         raise UsageError("--image is for containers.", remedy="Add --sandbox docker.")
+    pool = "bash"
+    if options.browser or options.browser_delegate or options.agent in BROWSING_AGENTS:
+        pool = BROWSER_POOL
+    elif options.ipython:
+        pool = IPYTHON_POOL
     return WorkspaceSpec.model_validate(
         {
             "path": str(place.path) if place.path is not None else None,
@@ -284,7 +289,7 @@ def workspace_of(options: TaskOptions, place: Place, sandbox: str) -> WorkspaceS
             "image": options.image,
             "network": options.network,
             "allow": options.allow,
-            "pool": BROWSER_POOL if _needs_browser(options) else IPYTHON_POOL if options.ipython else "bash",
+            "pool": pool,
             "needs": _needs(options),
         }
     )
@@ -310,15 +315,11 @@ def _bytes(gib: float | None) -> int | None:
     return max(1, round(gib * 2**30)) if gib is not None else None
 
 
-def _needs_browser(options: TaskOptions) -> bool:
-    return options.browser or options.browser_delegate or options.agent in BROWSING_AGENTS
-
-
 def agent_of(options: TaskOptions, model: str | None) -> AgentSpec:
     """Return the agent that the options describe.
 
     Raises:
-        UsageError: an option does nothing for this agent, or a file that one names cannot be used.
+        UsageError: an option has no effect for this agent, or a named file is invalid.
     """
     for option, is_given in (
         ("--delegate", options.delegates),
@@ -351,7 +352,7 @@ def agent_of(options: TaskOptions, model: str | None) -> AgentSpec:
 def _skills_of_person() -> tuple[Skill, ...]:
     try:
         return skills_in(Path.home())
-    except RuntimeError:  # a user without a home
+    except RuntimeError:  # the user has no home directory
         return ()
 
 

@@ -1,4 +1,4 @@
-"""When a conversation begins, and what messages do while its agent works, as options of the command line."""
+"""Options for the start time of a conversation, and for messages sent while its agent works."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TIME_REMEDY = "Write 2026-03-01T06:00, which is a time of this machine's zone, o
 
 @dataclass(frozen=True, kw_only=True)
 class TimingOptions:
-    """What `timing_options` adds to a verb."""
+    """The options that `timing_options` adds to a command."""
 
     not_before: str | None
     delay: str | None
@@ -32,10 +32,10 @@ class TimingOptions:
     double_texting: DoubleTexting | None
 
     def fields(self) -> dict[str, Any]:
-        """Return those that are given, as fields of a request.
+        """Return the given options as fields of a request.
 
         Raises:
-            UsageError: one cannot be used.
+            UsageError: one is invalid.
         """
         found = {
             "not_before": moment_in(self.not_before, "--not-before") if self.not_before is not None else None,
@@ -47,26 +47,26 @@ class TimingOptions:
 
 
 def timing_options(command: F) -> F:
-    """Add the options that `TimingOptions` has fields for."""
+    """Add the options of `TimingOptions`."""
     for option in (
         option_of("double_texting"),
         click.option(
             "--expires",
             metavar="TIME|DURATION",
-            help="Never begin it if it has not begun by this time, or after this long.",
+            help="Never start it if it has not started by this time, or after this long.",
         ),
-        click.option("--delay", metavar="DURATION", help="Begin it after this long: 90 (seconds), 30m, 12h, 2d."),
-        click.option("--not-before", metavar="TIME", help="Begin it at this time: 2026-03-01T06:00[+01:00]."),
+        click.option("--delay", metavar="DURATION", help="Start it after this long: 90 (seconds), 30m, 12h, 2d."),
+        click.option("--not-before", metavar="TIME", help="Start it at this time: 2026-03-01T06:00[+01:00]."),
     ):
         command = option(command)
     return command
 
 
 def seconds_in(text: str, option: str) -> float:
-    """Return the seconds that a duration means.
+    """Parse a duration into seconds.
 
     Raises:
-        UsageError: it is none, or longer than ten years.
+        UsageError: it is not a duration, or longer than ten years.
     """
     found = DURATION.fullmatch(text.strip().lower())
     seconds = float(found[1]) * UNITS[found[2]] if found else MAX_SECONDS + 1
@@ -76,10 +76,10 @@ def seconds_in(text: str, option: str) -> float:
 
 
 def moment_in(text: str, option: str) -> datetime:
-    """Return the time that a person means; without a zone, it is one of this machine.
+    """Parse a time; without a time zone, it is in this machine's zone.
 
     Raises:
-        UsageError: it is no time.
+        UsageError: it is not a time.
     """
     try:
         return datetime.fromisoformat(text.strip()).astimezone(UTC)

@@ -1,11 +1,11 @@
-"""The verbs of the command line, found without importing the modules that define them.
+"""The commands of the command line, found without importing the modules that define them.
 
-A module of `deckhands.cli.commands` or `deckhands.cli.tui` defines a verb by three things at its top level: the
-`SECTION` of `deckhands --help`, an entry in `VERBS` (the verb and what it does in one line), and a click command named
-after the verb, or that with an underscore behind it. There is no other list.
+A module of `deckhands.cli.commands` or `deckhands.cli.tui` defines a command by three things at its top level: the
+`SECTION` of `deckhands --help`, an entry in `SUMMARIES` (the command and its summary), and a click command of the same
+name, or with an underscore appended. There is no other list.
 
-Holds: `--help` reads the modules' text and imports none of them; calling a verb imports one module.
-Does not: evaluate anything. Both names are literals, and a test compares them with what an import yields.
+Holds: `--help` reads the modules' text and imports none of them; calling a command imports one module.
+Does not: evaluate code. Both values are literals, and a test compares them with the imported ones.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A verb: where its command is, and how `--help` lists it."""
+    """A command: its module, and its entry in `--help`."""
 
     name: str
     module: str
@@ -48,7 +48,7 @@ class Verb:
     summary: str
 
     def command(self) -> click.Command:
-        """Import the module and return the command."""
+        """Import the module and return the click command."""
         module = import_module(self.module)
         found: click.Command = getattr(module, f"{self.name}_", None) or getattr(module, self.name)
         return found
@@ -56,7 +56,7 @@ class Verb:
 
 @cache
 def verbs() -> dict[str, Verb]:
-    """Return the verbs by name, in the order of `--help`."""
+    """Return the commands by name, in the order of `--help`."""
     found: list[Verb] = []
     files = [file for package in PACKAGES for file in (Path(__file__).parent / package).glob("*.py")]
     for file in sorted(files, key=lambda file: file.name):
@@ -66,9 +66,9 @@ def verbs() -> dict[str, Verb]:
 
 
 def verbs_of(module: str, text: str) -> list[Verb]:
-    """Return the verbs that the text of a module declares."""
+    """Return the commands that the text of a module declares."""
     section = text.partition("\nSECTION = ")[2].partition("\n")[0]
-    declared = text.partition("\nVERBS = ")[2]
+    declared = text.partition("\nSUMMARIES = ")[2]
     first_line = declared.partition("\n")[0]
     if not section or not declared:
         return []
@@ -78,10 +78,10 @@ def verbs_of(module: str, text: str) -> list[Verb]:
 
 
 def options_as(kind: type[Options]) -> Callable[[Callable[[Options], Result]], Callable[..., Result]]:
-    """Call a verb with one value that holds its options, a dataclass with a field for each parameter of the command.
+    """Call a command with one options object, a dataclass with a field for each parameter of the click command.
 
-    If it has the field `generated`, parameters without a field of their own are there, if they are given. This is the
-    only place where options of the command line become a value.
+    If it has the field `generated`, given parameters without their own field are stored there. This is the only place
+    where command-line options become an object.
     """
     known = {field.name for field in fields(kind)} if is_dataclass(kind) else set()
 
@@ -99,19 +99,19 @@ def options_as(kind: type[Options]) -> Callable[[Callable[[Options], Result]], C
 
 
 class VerbGroup(click.Group):
-    """The verbs as a click group. Each is imported when it is called."""
+    """The commands as a click group. Each is imported when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  (click's signature)
-        """Return the names of the verbs in the order of `--help`."""
+        """Return the names of the commands in the order of `--help`."""
         return list(verbs())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Import a verb; None if there is no such verb."""
+        """Import a command; None if there is no such command."""
         verb = verbs().get(cmd_name)
         return verb.command() if verb else None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
-        """Return the verbs that begin so, without importing them, and the options."""
+        """Return the commands with this prefix, without importing them, and the options."""
         found = [CompletionItem(verb.name, help=verb.summary) for verb in verbs().values()]
         begun = [item for item in found if str(item.value).startswith(incomplete)]
         return begun + (click.Command.shell_complete(self, ctx, incomplete) if incomplete.startswith("-") else [])
@@ -119,17 +119,17 @@ class VerbGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb that is meant, or name the nearest one."""
+        """Find the command, or suggest the nearest one."""
         if args[0] not in verbs() and not args[0].startswith("-"):
             import difflib
 
             near = difflib.get_close_matches(args[0], verbs(), n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else "`deckhands --help` lists the verbs."
-            raise click.UsageError(f"No such verb: {args[0]!r}. {hint}", ctx)
+            hint = f"Did you mean {near[0]!r}?" if near else "`deckhands --help` lists the commands."
+            raise click.UsageError(f"No such command: {args[0]!r}. {hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """List the verbs by section, without importing them."""
+        """List the commands by section, without importing them."""
         width = max(map(len, verbs()))
         for section in dict.fromkeys(verb.section for verb in verbs().values()):
             with formatter.section(section):

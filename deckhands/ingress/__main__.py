@@ -1,4 +1,4 @@
-"""Run a door worker in the foreground: `python -m deckhands.ingress`."""
+"""Run an ingress worker in the foreground: `python -m deckhands.ingress`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The Celery application of doors: `celery -A deckhands.ingress.app worker -Q deckhands`.
+"""The Celery application of the ingress: `celery -A deckhands.ingress.app worker -Q deckhands`.
 
-Remote control: `revoke` stops runs; `active`, `reserved` and `query_task` show those that have not ended, and all doors
-of a broker answer the same; `inspect conversations` is answered as by all workers, and a door holds none.
+Remote control: `revoke` stops runs; `active`, `reserved` and `query_task` show unfinished runs, and every ingress
+worker of a broker returns the same; `inspect conversations` exists on all workers, and returns nothing here: an ingress
+worker owns none.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ app.register_task(evaluate_task(evaluations, results))
 
 @inspect_command(name="conversations")  # type: ignore[untyped-decorator]
 def conversations(_state: Any) -> list[str]:
-    """List nothing: what doors wait for is in the store, and any door takes it up."""
+    """Return an empty list: the pending work of ingress workers is in the store, and any of them continues it."""
     return []
 
 
 @inspect_command(name="active")  # type: ignore[untyped-decorator]
 def active(state: Any, **_options: Any) -> Any:
-    """List the short tasks that this door carries out, and the runs whose agents work."""
+    """List the short tasks that this worker runs, and the runs whose agents work."""
     return _with_runs(state, celerys_active(state, safe=True), has_started=True)
 
 
 @inspect_command(name="reserved")  # type: ignore[untyped-decorator]
 def reserved(state: Any, **_options: Any) -> Any:
-    """List the messages that this door has taken, and the runs whose agents have not started."""
+    """List the messages that this worker has reserved, and the runs whose agents have not started."""
     return _with_runs(state, celerys_reserved(state), has_started=False)
 
 
@@ -65,7 +66,7 @@ def _with_runs(state: Any, messages: list[dict[str, Any]], *, has_started: bool)
 
 @inspect_command(name="query_task", variadic="ids", signature="[id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]
 def query_task(state: Any, ids: Any = None, **_options: Any) -> Any:
-    """Show those of the tasks that are runs without an end: `active` or `reserved`, and what these commands show."""
+    """Return the tasks that are unfinished runs, each as `active` or `reserved` with its details."""
     named = _ids_in(ids)[:MOST_SHOWN]
     try:
         found = tasks.look(lambda runs: runs.query(named))
@@ -75,14 +76,14 @@ def query_task(state: Any, ids: Any = None, **_options: Any) -> Any:
 
 
 def _ids_in(ids: Any) -> list[str]:
-    """Return the task ids that a command names."""
+    """Return the task ids of a command's arguments."""
     listed = ids if isinstance(ids, list) else [ids]
     return [name for name in listed[:MAX_REVOKED] if isinstance(name, str) and 0 < len(name) <= MAX_ID_CHARS]
 
 
 @control_command(name="revoke")  # type: ignore[untyped-decorator]
 def revoke(_state: Any, task_id: Any = None, **_options: Any) -> dict[str, str]:
-    """Stop runs, whether they have begun or not; the store remembers it."""
+    """Stop runs, started or not. The revocation is stored."""
     named = _ids_in(task_id)
     if not tasks.revoke(named):
         return {"error": "Too many tasks are being revoked; revoke these again later."}

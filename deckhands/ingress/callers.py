@@ -1,7 +1,9 @@
-"""Who waits for the end of a conversation: kept beside it before it begins, until they have their answer.
+"""Callers: the Celery tasks and producers that wait for the end of a conversation.
 
-Holds: an outcome is decided once, so an answer that is repeated has the same bytes; what has arrived is not repeated.
-What may hold secrets, the callbacks of a task, is encrypted like the secrets of the conversation.
+A caller is stored beside the conversation before that starts, until it has its answer.
+
+Holds: an outcome is decided once, so a repeated answer has the same bytes; a delivered answer is not repeated. The
+callbacks of a task may contain secrets, and are encrypted like the secrets of the conversation.
 Keys: `deck:{k}:c:<id>:caller`, `deck:{k}:awaited`, and `awaited` and `noticed` in the conversation's meta hash.
 """
 
@@ -24,27 +26,27 @@ SHORTEST_LOOK_SECONDS = 0.2
 FIRST_LOOK_SECONDS = 5.0
 LONGEST_LOOK_SECONDS = 60.0
 LOCK_SECONDS = 30.0
-"""Longer than Celery's claim on the end of a chord, which a door that dies leaves behind."""
+"""Longer than Celery's lock on the end of a chord, which a dead worker leaves behind."""
 FORGOTTEN_AFTER = timedelta(days=7)
 SEALED = b"sealed:"
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who waits for one conversation.
+    """The caller of one conversation.
 
     Attributes:
         kind: `celery` or `stream`.
         name: the task's id, or the name of the reply stream.
         request_id: the producer's own id of the entry; empty for a task.
-        kept: what Celery is to do with the outcome; empty for a stream.
-        is_headless: nobody can be asked.
+        kept: the fields that Celery needs when the task completes, such as callbacks; empty for a stream.
+        is_headless: no user can answer the agent's questions.
         is_revoked: the task was revoked.
-        outcome: their answer, as JSON; empty as long as it is not decided.
-        is_answered: they have their answer.
-        broker: which Celery broker the task came through, see `BrokerSettings.broker_name`; None: any may answer.
-        started_ms: when the agent started, in Unix milliseconds; 0: its end has come before; None: not yet.
-        looks: how often a door has looked and found no answer, or could not give it.
+        outcome: the decided answer, as JSON; empty until it is decided.
+        is_answered: the answer was delivered.
+        broker: the Celery broker of the task, see `BrokerSettings.broker_name`; None: any ingress worker may answer.
+        started_ms: when the agent started, in Unix milliseconds; 0: it ended before it started; None: not yet.
+        looks: how often an ingress worker checked and found no answer, or could not deliver it.
     """
 
     conversation_id: str
@@ -62,7 +64,7 @@ class Caller:
 
     @property
     def awaited(self) -> str:
-        """What the conversation's meta hash says of them."""
+        """The value of `awaited` in the conversation's meta hash."""
         return self.kind if self.kind == CELERY else f"{self.kind}:{self.name}"
 
 
@@ -70,7 +72,7 @@ class Callers:
     """The callers of a store's conversations.
 
     Args:
-        secrets: encrypts what is kept.
+        secrets: encrypts `Caller.kept`.
     """
 
     def __init__(self, store: Store, secrets: Secrets) -> None:
@@ -78,12 +80,12 @@ class Callers:
         self._secrets = secrets
 
     async def keep(self, caller: Caller) -> bool:
-        """Remember a caller, whose conversation need not have begun; the first one of a conversation counts.
+        """Store a caller; its conversation need not exist yet. The first caller of a conversation wins.
 
         Returns whether this is the first one.
 
-        To be called before it begins, and once more after that: another door that had the same request may have refused
-        it in between, and have forgotten the caller.
+        Call it before the conversation is created and again afterwards: another worker with the same request may have
+        refused it in between, and deleted the caller.
         """
         kept = json.dumps(caller.kept or {}).encode()
         if b'"secrets"' in kept:
@@ -98,15 +100,15 @@ class Callers:
         return bool(is_new)
 
     async def forget(self, conversation_id: str) -> None:
-        """Forget the caller of a conversation that does not begin; one that another door has begun keeps it."""
+        """Delete the caller of a conversation that is not created. If another worker created it, keep the caller."""
         names = self._store.keys(conversation_id)
         await self._store.function("deck_forget_caller", (names.root, names.shard.root), conversation_id)
 
     async def of(self, conversation_id: str) -> Caller | None:
-        """Return who waits for a conversation; None: nobody ever did.
+        """Return the caller of a conversation; None if it never had one.
 
         Raises:
-            ValueError, SecretsLocked: what is kept cannot be read.
+            ValueError, SecretsLocked: the stored caller cannot be read.
         """
         key = self._store.keys(conversation_id).caller
         flat = await self._store.call("HGETALL", key)
@@ -133,7 +135,7 @@ class Callers:
         )
 
     async def decide(self, conversation_id: str, outcome: Mapping[str, Any]) -> str:
-        """Decide the answer, and return it as JSON: this, or what was decided before."""
+        """Store the answer unless one was decided before, and return the stored one as JSON."""
         key = self._store.keys(conversation_id).caller
         _, decided = await self._store.call_many(
             [("HSETNX", key, "outcome", json.dumps(outcome)), ("HGET", key, "outcome")]
@@ -142,16 +144,16 @@ class Callers:
         return text
 
     async def note_start(self, conversation_id: str, started_ms: int) -> bool:
-        """Remember when the agent started; return whether this is the first note of it."""
+        """Store when the agent started; return whether this is the first note of it."""
         key = self._store.keys(conversation_id).caller
         return bool(await self._store.call("HSETNX", key, "started", started_ms))
 
     async def revoke(self, conversation_id: str) -> None:
-        """Remember that the task was revoked. Idempotent."""
+        """Mark the task as revoked. Idempotent."""
         await self._store.call("HSET", self._store.keys(conversation_id).caller, "revoked", 1)
 
     async def lock(self, conversation_id: str, holder: str) -> bool:
-        """Become the one who answers, for a while; say whether nobody else is."""
+        """Acquire the right to answer, for a limited time; return whether it was free."""
         key = f"{self._store.keys(conversation_id).caller}:lock"
         _, found = await self._store.call_many(
             [("SET", key, holder, "NX", "PX", int(LOCK_SECONDS * 1000)), ("GET", key)]
@@ -159,9 +161,10 @@ class Callers:
         return bool(found == holder.encode())
 
     async def answered(self, conversation_id: str) -> None:
-        """Remember that they have their answer; the conversation may continue without them. Idempotent.
+        """Mark the caller as answered; the conversation may continue without it. Idempotent.
 
-        Where none has begun, nothing else would ever remove what is kept of them: it goes after `FORGOTTEN_AFTER`.
+        If the conversation was never created, nothing else would remove the caller's keys: they expire after
+        `FORGOTTEN_AFTER`.
         """
         names = self._store.keys(conversation_id)
         commands: list[tuple[Argument, ...]] = [
@@ -169,14 +172,14 @@ class Callers:
             ("ZREM", names.shard.awaited, conversation_id),
         ]
         is_there, has_begun = await self._store.call_many([("HEXISTS", names.caller, "kind"), ("EXISTS", names.meta)])
-        if is_there:  # else the conversation was deleted, and what is written now would stay for ever
+        if is_there:  # otherwise the conversation was deleted, and a new hash would never be removed
             commands = [("HSET", names.caller, "answered", 1), *commands, ("DEL", f"{names.caller}:lock")]
         if is_there and not has_begun:
             commands.append(("PEXPIRE", names.caller, int(FORGOTTEN_AFTER.total_seconds() * 1000)))
         await self._store.call_many(commands)
 
     async def look_later(self, caller: Caller) -> None:
-        """Have the conversation looked at again: soon at first, then less and less often."""
+        """Schedule another check of the conversation: soon at first, then less and less often."""
         names = self._store.keys(caller.conversation_id)
         pause = min(FIRST_LOOK_SECONDS * 2**caller.looks, LONGEST_LOOK_SECONDS)
         due = to_millis(self._store.clock.now()) + int(pause * 1000)
@@ -188,14 +191,15 @@ class Callers:
         )
 
     async def pass_on(self, caller: Caller, *, is_news: bool) -> None:
-        """Leave a conversation to the doors of another broker: some of them look at it soon, if there are any.
+        """Leave a conversation to the ingress workers of another broker: if there are any, one of them checks it soon.
 
-        The time is random, or the same door could find it first again and again.
+        The delay is random; otherwise the same worker could find it first every time.
 
         Args:
-            is_news: it has just got on; otherwise it is looked at less and less often.
+            is_news: it has just made progress; otherwise it is checked less and less often.
         """
-        names, looks = self._store.keys(caller.conversation_id), 0 if is_news else min(caller.looks + 1, 10)
+        names = self._store.keys(caller.conversation_id)
+        looks = 0 if is_news else min(caller.looks + 1, 10)
         pause = SHORTEST_LOOK_SECONDS + jitter() * min(2.0**looks, LONGEST_LOOK_SECONDS)
         due = to_millis(self._store.clock.now()) + int(pause * 1000)
         await self._store.call_many(
@@ -203,7 +207,7 @@ class Callers:
         )
 
     async def overdue(self, names: ShardKeys, *, limit: int) -> list[str]:
-        """Return conversations that are to be looked at, and put each off, so that other doors look at others."""
+        """Return conversations that are due for a check, and postpone each, so that other workers check others."""
         now = to_millis(self._store.clock.now())
         found = await self._store.call("ZRANGEBYSCORE", names.awaited, "-inf", now, "LIMIT", 0, limit)
         due = now + int(FIRST_LOOK_SECONDS * 1000)
@@ -212,7 +216,7 @@ class Callers:
         return [named for cid in found if (named := await self._named(names, cid))]
 
     async def waiting(self, names: ShardKeys, *, limit: int) -> tuple[list[Caller], int]:
-        """Return those of a shard who have no answer yet, and how many more were not looked at."""
+        """Return the unanswered callers of a shard, and how many more were not read."""
         members = await self._store.call("ZRANGE", names.awaited, 0, limit - 1)
         ids = [named for member in members if (named := await self._named(names, member))]
         found = await asyncio.gather(*map(self._readable, ids))
@@ -226,7 +230,7 @@ class Callers:
             return None
 
     async def _named(self, names: ShardKeys, member: bytes) -> str:
-        """Return the conversation that a member of the set names; one that names none is put aside."""
+        """Return the conversation id in a member of the set; a member without one is quarantined."""
         try:
             return conversation_of(self._store, names, member).conversation_id
         except CANNOT_BE_READ as error:
@@ -234,5 +238,5 @@ class Callers:
             return ""
 
     async def hear(self, conversation_id: str) -> None:
-        """Let the next append leave a notice again; to be called before the log is read."""
+        """Let the next append send a notice again. Call it before reading the log."""
         await self._store.call("HDEL", self._store.keys(conversation_id).meta, "noticed")

@@ -1,4 +1,4 @@
-"""What the parts of a door share: the store's conversations, who waits for them, and how one begins or has ended."""
+"""Shared parts of an ingress worker: access to the store, callers, and the start and outcome of a conversation."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ REVOKED = {"status": "REVOKED", "reason": "terminated"}
 EXPIRED = {"status": "REVOKED", "reason": "expired"}
 FAILURE, SUCCESS = "FAILURE", "SUCCESS"
 MOST_CHARS = {CELERY: 1 << 18, STREAM: 1 << 16}
-"""How many characters of an agent's last message its caller gets, and of its outputs before their texts are cut."""
+"""How many characters of an agent's last message the caller gets; longer outputs have their texts cut."""
 STORE_FAILS = (StoreUnavailable, OutcomeUnknown, StoreMisconfigured)
-"""What is wrong with the store, and not with what one task or entry has in it."""
+"""Errors of the store, as opposed to errors of one task or entry."""
 OFFERS_LIMIT_SECONDS = 2.0
-"""Shorter than a task or an entry may be under way before another door takes it over."""
+"""Shorter than the time after which another worker takes over a task or an entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """What the parts of a door share.
+    """Shared parts of an ingress worker.
 
     Attributes:
         broker: see `BrokerSettings.broker_name`.
-        offers_limit_seconds: how long a conversation that begins may wait for a tool.
+        offers_limit_seconds: how long the start of a conversation may wait until a tool is offered.
         log: masks secrets.
     """
 
@@ -71,7 +71,7 @@ class Desk:
         object.__setattr__(self, "revocations", Revocations(self.store))
 
     def is_own(self, caller: Caller) -> bool:
-        """Return whether this door may answer a caller: one of another Celery broker hears nothing from here."""
+        """Return whether this worker may answer a caller. It cannot reach callers of another Celery broker."""
         return caller.kind != CELERY or caller.broker in (None, self.broker)
 
     async def begin(
@@ -83,14 +83,14 @@ class Desk:
         awaited: str = "",
         archive: bytes | None = None,
     ) -> None:
-        """Begin a conversation. Idempotent.
+        """Create a conversation. Idempotent.
 
         Args:
-            awaited: who waits for it; empty: nobody.
-            archive: a tar file that its workspace, which must start empty, starts with.
+            awaited: its caller; empty if it has none.
+            archive: a tar file to fill its workspace with, which must otherwise start empty.
 
         Raises:
-            UsageError: what the task names is not here.
+            UsageError: the task names something that does not exist here.
         """
         if archive is not None:
             source = UploadedSource(name=ARCHIVE, format="tar", parcel=content_name(archive))
@@ -108,19 +108,19 @@ class Desk:
         )
 
     async def meta(self, conversation_id: str) -> dict[str, str]:
-        """Return what the index has of a conversation; empty: there is no such conversation."""
+        """Return the meta hash of a conversation; empty if there is no such conversation."""
         key = self.store.keys(conversation_id).meta
         found = texts_by_name(await self.store.call("HGETALL", key))
         return found if "last_id" in found else {}
 
     def is_late(self, expires: datetime | None) -> bool:
-        """Return whether the time is over by which a message must be taken up; None: it has none."""
+        """Return whether a message has expired; None: it never does."""
         return expires is not None and expires <= self.store.clock.now()
 
     async def outcome(self, caller: Caller, meta: Mapping[str, str]) -> str:
-        """Return the answer to a caller, as JSON; empty: nothing yet.
+        """Return the answer to a caller, as JSON; empty if there is none yet.
 
-        Where people can be asked, one whose agent asks has not ended; see `Until`.
+        If users can answer, a conversation whose agent asks a question has not ended; see `Until`.
         """
         if caller.outcome or not meta:
             return caller.outcome
@@ -133,15 +133,16 @@ class Desk:
         if not condition.is_met(tally.status):
             return ""
         summary = await self._lengthen(tally.summary(), events, MOST_CHARS[caller.kind])
-        if summary.state == AgentState.STOPPED and await self._is_revoked(caller):
-            return await self.callers.decide(conversation_id, REVOKED)
-        if summary.error_code == EXPIRED_CODE and caller.kind == CELERY:
-            return await self.callers.decide(conversation_id, EXPIRED)
+        if caller.kind == CELERY:
+            if summary.state == AgentState.STOPPED and await self.revocations.is_revoked(caller.name):
+                return await self.callers.decide(conversation_id, REVOKED)
+            if summary.error_code == EXPIRED_CODE:
+                return await self.callers.decide(conversation_id, EXPIRED)
         time_limit = str((caller.kept or {}).get("time_limit", ""))
         return await self.callers.decide(conversation_id, answer_of(summary, time_limit))
 
     async def _lengthen(self, summary: Summary, events: Sequence[Event], limit: int) -> Summary:
-        """Return a summary whose texts are whole up to a limit of characters; the log has only their head and tail."""
+        """Return a summary with full texts, up to a limit of characters; the log has only their head and tail."""
         if not any(events[place].blobs for place in words_in(events)):
             return summary
         whole = summarize(await with_words(self.client, summary.conversation_id, events))
@@ -154,12 +155,9 @@ class Desk:
             outputs = summary.outputs
         return replace(summary, message=message, outputs=outputs)
 
-    async def _is_revoked(self, caller: Caller) -> bool:
-        return caller.kind == CELERY and await self.revocations.is_revoked(caller.name)
-
 
 def answer_of(summary: Summary, time_limit: str = "") -> dict[str, Any]:
-    """Return the answer that a conversation which has ended stands for, as plain JSON values; see `failure_of`."""
+    """Return the answer for a conversation that has ended, as plain JSON values; see `failure_of`."""
     failure = failure_of(summary, time_limit)
     found: dict[str, Any] = {"status": FAILURE if failure else SUCCESS, "summary": summary.as_json()}
     return found | {"failure": failure} if failure else found

@@ -1,9 +1,9 @@
-"""A task that follows others: what they returned, as text behind the task.
+"""A task that follows others: their results are appended to its text.
 
-In a chain or as the body of a chord, Celery passes the results of the tasks before as the first argument.
+In a chain or as the body of a chord, Celery passes the results of the previous tasks as the first argument.
 
-Holds: the whole is a task that can be submitted. Results that are too long for it are cut, each by the same measure,
-and the last of very many are left out; the text says so. An empty workspace gets a file with all of them.
+Holds: the combined task can be submitted. Results that are too long for it are cut, all in the same proportion, and the
+last of very many are left out; the text says so. An empty workspace gets a file with all of them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ SPARE_CHARS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class FollowingTask:
-    """What a task that follows others asks for.
+    """The request of a task that follows others.
 
     Attributes:
-        fields: of its request.
-        archive: a tar file that its workspace starts with, with the results in `FILE`, one a line; None: the task has
-            all of them, or its workspace starts with something else.
+        fields: of the request.
+        archive: a tar file for its workspace, with the results in `FILE`, one per line; None: the task has all of them,
+            or its workspace starts with something else.
     """
 
     fields: dict[str, Any]
@@ -41,15 +41,16 @@ class FollowingTask:
 
 
 def follow(previous: Sequence[Any], options: Mapping[str, Any]) -> FollowingTask:
-    """Return what is asked for: the options, and a task that says what the arguments before it were.
+    """Return the request: the options, and a task with the results of previous tasks appended.
 
     Args:
-        previous: arguments by position: what earlier tasks returned, then the task unless it is an option.
+        previous: positional arguments: the results of previous tasks, then the task unless it is an option.
 
     Raises:
         UsageError: there is no task, or too many arguments.
     """
-    earlier, fields = list(previous), dict(options)
+    earlier = list(previous)
+    fields = dict(options)
     if "task" not in fields:
         if not earlier:
             raise UsageError("The request cannot be used: task: it is missing.", remedy="Pass the task as a text.")
@@ -68,18 +69,19 @@ def follow(previous: Sequence[Any], options: Mapping[str, Any]) -> FollowingTask
 
 
 def _starts_empty(workspace: Any) -> bool:
-    """Return whether a workspace, as a request names it, starts as an empty directory."""
+    """Return whether the workspace of a request starts as an empty directory."""
     if isinstance(workspace, Mapping):
         return workspace.get("path") is None and workspace.get("source") is None
     return workspace is None
 
 
 def _join(task: str, results: Sequence[Any], *, has_file: bool) -> tuple[str, bool]:
-    """Return the task with the results behind it, and whether it has all of them whole."""
+    """Return the task with the results appended, and whether all of them are included in full."""
     room = MAX_TASK_CHARS - len(task) - len(HEADING) - SPARE_CHARS
     each = max(room // max(len(results), 1) - 1, LEAST_CHARS)
     whole = [json.dumps(_short(found), ensure_ascii=False) for found in results]
-    lines = [_cut(line, each) for line in whole[: max(room // (each + 1), 0)]]
+    kept = whole[: max(room // (each + 1), 0)]
+    lines = [line if len(line) <= each else line[: each - 3] + "..." for line in kept]
     is_whole = lines == whole
     if len(lines) < len(whole):
         lines.append(f"[{len(whole) - len(lines):,} of {len(whole):,} results are left out here: they do not fit.]")
@@ -89,7 +91,7 @@ def _join(task: str, results: Sequence[Any], *, has_file: bool) -> tuple[str, bo
 
 
 def _pack(results: Sequence[Any]) -> bytes:
-    """Return the tar file; the same results give the same bytes, whose hash is its name."""
+    """Return the tar file. The same results give the same bytes; their hash names the file."""
     content = "".join(json.dumps(found, ensure_ascii=False) + "\n" for found in results).encode(errors="replace")
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
@@ -102,7 +104,3 @@ def _pack(results: Sequence[Any]) -> bytes:
 def _short(found: Any) -> Any:
     is_summary = isinstance(found, dict) and found.get("summary") is True
     return {name: found.get(name) for name in SHOWN_FIELDS} if is_summary else found
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 3] + "..."

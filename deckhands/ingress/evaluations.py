@@ -1,10 +1,10 @@
-"""Evaluations that Celery tasks ask for: each is carried out by a command beside the door, and answered at its end.
+"""Evaluations requested by Celery tasks: a command beside the ingress worker drives each, and answers at its end.
 
-Holds: the message of a task begins the evaluation, or finds it under way; when all attempts have ended, the command
-completes the task. A message that comes later stores the result again if it is gone. A producer names
-places below the directory of evaluations only, and nothing of a request is run on the door's machine as a program. A
-command that ends before its evaluation does is started again, `MOST_STARTS` times; then the tasks that wait fail.
-Does not: start a command again that another machine's door has started, unless both have the same directory.
+Holds: the message of a task starts the evaluation, or finds it in flight; when all attempts have ended, the command
+completes the task. A later message stores the result again if it is gone. A producer can name only places below the
+directory of evaluations, and nothing of a request is run as a program on the worker's machine. A command that ends
+before its evaluation is started again, up to `MOST_STARTS` times; then the waiting tasks fail.
+Does not: restart a command that a worker on another machine started, unless both use the same directory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PLACES = ("workspace", "hidden", "images")
 MAX_ROWS = 10_000
 UPKEEP_SECONDS = 5.0
 FORSAKEN_AFTER_SECONDS = 20.0
-"""How long a task waits at least before its command is missed: one that has just begun needs some seconds."""
+"""The minimum age of a task before its command counts as dead: a new command needs some seconds to start."""
 MOST_STARTS = 5
 
 _log = logging.getLogger(__name__)
@@ -73,12 +73,12 @@ class _Request(BaseModel):
 
     @property
     def tuning(self) -> Tuning:
-        """How it is carried out."""
+        """The options of its driver."""
         return Tuning(at_once=self.concurrency, budget=self.budget_usd, retries=self.retries, until=self.until)
 
 
 class Evaluations:
-    """What tasks ask of evaluations."""
+    """The evaluations requested by tasks."""
 
     def __init__(self, root: str, url: str) -> None:
         self._root = Path(root).expanduser().absolute() if root else None
@@ -94,23 +94,23 @@ class Evaluations:
         is_late: bool = False,
         on_new: Callable[[], None] = lambda: None,
     ) -> dict[str, Any] | UsageError | None:
-        """Begin an evaluation, or return its summary; None: it is under way. Idempotent.
+        """Start an evaluation, or return its summary; None if it is in flight. Idempotent.
 
         Args:
             is_late: the message has expired.
-            on_new: called before the command of a task that is new starts.
+            on_new: called for a new task, before its command starts.
 
         Returns:
-            An error in place of the summary: it was given up.
+            An error in place of the summary if it was given up.
 
         Raises:
-            UsageError: the request cannot be used; nothing was begun.
-            TaskExpired: the message has expired, and no earlier delivery has begun the evaluation.
+            UsageError: the request is invalid; nothing was started.
+            TaskExpired: the message has expired, and no earlier delivery has started the evaluation.
         """
         if self._root is None:
             raise UsageError(
-                "This door takes no evaluations.",
-                remedy="Start it with DECKHANDS_EVALUATIONS=DIR, where they are kept.",
+                "This ingress worker takes no evaluations.",
+                remedy="Set DECKHANDS_EVALUATIONS to the directory of evaluations, and restart it.",
             )
         request = _parsed(previous, options)
         directory = self._root / request.out
@@ -146,8 +146,9 @@ class Evaluations:
             _log.warning("%s", line)
         request.tuning.check(len(models))
         ask(directory, asked)
-        is_new, started = earlier is None, earlier.started if earlier else SYSTEM_CLOCK.now().timestamp()
-        # Before the look at the command: one that still runs answers all tasks that wait when it ends.
+        is_new = earlier is None
+        started = earlier.started if earlier else SYSTEM_CLOCK.now().timestamp()
+        # Before checking the command: a running command answers all waiting tasks when it ends.
         asker = Asker(task_id=task_id, options=dict(options), kept=dict(kept), started=started)
         asker.write(directory)
         if is_new:
@@ -161,39 +162,40 @@ class Evaluations:
         return None
 
     def _start(self, directory: Path, tuning: Tuning, *, is_new: bool) -> None:
-        """Start the command that carries out an evaluation.
+        """Start the command that drives an evaluation.
 
         Raises:
-            UsageError: it has ended at once; says why.
+            UsageError: it ended immediately; the text says why.
         """
-        # What the task asked for was written into the store when it began; somebody may have changed it since.
+        # The request's settings were written into the store at the first start; they may have been changed since.
         progress = directory / PROGRESS
         has_begun = not is_new and progress.exists() and progress.stat().st_size > 0
         environment = {**FaceSettings.from_env().environment, "DECKHANDS_URL": self._url, "DECKHANDS_URL_FILE": ""}
         detach(directory, [] if has_begun else tuning.as_arguments(), environment=environment)
 
     async def keep_up(self) -> None:
-        """Start commands again that have ended before their evaluations, for ever."""
+        """Restart commands that ended before their evaluations, forever."""
         while True:
             await asyncio.sleep(UPKEEP_SECONDS)
             try:
                 await asyncio.to_thread(self.look)
             except Exception:  # noqa: BLE001  (the outer edge: the next look tries again)
-                _log.exception("evaluations cannot be kept up")
+                _log.exception("cannot check the commands of evaluations")
 
     def look(self) -> None:
-        """Start commands again that have ended before their evaluations, and give up those that do so again and again.
+        """Restart commands that ended before their evaluations, and give up evaluations that fail repeatedly.
 
-        An evaluation with an error, such as an unavailable broker, is logged and tried again at the next look.
+        An error of one evaluation, such as an unavailable broker, is logged and retried at the next scan.
         """
         for tasks in sorted(self._root.glob(f"*/{TASKS}")) if self._root is not None else ():
             try:
                 self._look_at(tasks.parent)
             except Exception:  # noqa: BLE001  (one evaluation holds up no other)
-                _log.exception("the evaluation %s cannot be kept up", tasks.parent.name)
+                _log.exception("cannot check the command of the evaluation %s", tasks.parent.name)
 
     def _look_at(self, directory: Path) -> None:
-        waiting, now = waiting_in(directory), SYSTEM_CLOCK.now().timestamp()
+        waiting = waiting_in(directory)
+        now = SYSTEM_CLOCK.now().timestamp()
         if not waiting or any(now - since < FORSAKEN_AFTER_SECONDS for _, since in waiting) or is_driven(directory):
             return
         askers = [asker for asker, _ in waiting]
@@ -218,7 +220,7 @@ class Evaluations:
         return str(self._below("dataset", name))
 
     def _written(self, rows: list[dict[str, Any]], directory: Path) -> str:
-        """Write rows beside the results; they may bring files, and not name any of this machine."""
+        """Write the rows beside the results. They may contain files, but not refer to files of this machine."""
         for number, row in enumerate(rows[:MAX_ROWS], 1):
             for name in PLACES:
                 values = row.get(name) if name == "images" else [row.get(name)]
@@ -238,7 +240,7 @@ class Evaluations:
             directory.mkdir(parents=True, exist_ok=True)
             draft.write_text(text, encoding="utf-8")
             read_dataset(draft)
-            draft.replace(path)  # a command that reads it meanwhile never sees half of it
+            draft.replace(path)  # atomically: a command that reads it never sees half of it
         except OSError as error:
             raise UsageError(f"{directory} cannot be written: {error.strerror}.") from error
         finally:

@@ -1,14 +1,14 @@
-"""What the tasks of the door raise: Celery hands them to callers by name and arguments, who need not import this.
+"""The exceptions of the ingress' tasks. Callers need not import this: Celery passes their names and arguments.
 
     TaskFailure             args: message, code, conversation id
-    ├── RequestRefused      the request cannot be used; nothing was begun
-    ├── AgentFailed         the agent ended with an error, used up a limit, or refused the task
-    ├── AgentStopped        somebody stopped it
-    └── AgentNeedsPerson    it asks something, and its task says that nobody can be asked
+    ├── RequestRefused      the request is invalid; nothing was started
+    ├── AgentFailed         the agent ended with an error, reached a limit, or refused the task
+    ├── AgentStopped        the agent was stopped by a user
+    └── AgentNeedsPerson    the agent asks a question, and its task is headless
     SoftTimeLimitExceeded   Celery's, with the same args: the agent worked for as long as the task's limit allows
-    TimeLimitExceeded       so, for a limit that is not soft
+    TimeLimitExceeded       the same for a hard limit
 
-Holds: the arguments are JSON, and the same for the same conversation, however often they are stored.
+Holds: the arguments are JSON, and always the same for the same conversation.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MAX_REASON_CHARS = 300
 
 
 class TaskFailure(Exception):
-    """What a task has failed with.
+    """The failure of a task.
 
     Args:
         message: what happened, and what to do.
         code: stable, machine-readable.
-        conversation_id: empty: there is none.
+        conversation_id: empty if there is none.
     """
 
     def __init__(self, message: str, code: str = "error", conversation_id: str = "") -> None:
@@ -37,40 +37,40 @@ class TaskFailure(Exception):
 
 
 class RequestRefused(TaskFailure):
-    """The request cannot be used; nothing was begun."""
+    """The request is invalid; nothing was started."""
 
 
 class AgentFailed(TaskFailure):
-    """The agent ended with an error, used up a limit, or refused the task."""
+    """The agent ended with an error, reached a limit, or refused the task."""
 
 
 class AgentStopped(TaskFailure):
-    """Somebody stopped the agent."""
+    """A user stopped the agent."""
 
 
 class AgentNeedsPerson(TaskFailure):
-    """The agent asks something, and its task says that nobody can be asked."""
+    """The agent asks a question, and its task is headless: no user can answer."""
 
 
 class TaskExpired(Exception):
-    """The message of a task has expired, and no earlier delivery has done what it asks for."""
+    """The message of a task has expired, and no earlier delivery has performed it."""
 
 
 FAILURES = {kind.__name__: kind for kind in (TaskFailure, RequestRefused, AgentFailed, AgentStopped, AgentNeedsPerson)}
 THROWN = (TaskFailure, *TIME_LIMITS.values())
 OUT_OF_TIME = "max_time"
-"""The code of a conversation that has worked for as long as it may."""
+"""The error code of a conversation that reached its time limit."""
 
 
 def refusal(error: DeckhandsError) -> dict[str, Any]:
-    """Return the failure of a request that cannot be used, as plain JSON values."""
+    """Return the failure of an invalid request, as plain JSON values."""
     return {"kind": RequestRefused.__name__, "message": str(error), "code": error.code, "conversation_id": ""}
 
 
 def unusable_callback(error: Exception, conversation_id: str) -> dict[str, Any]:
-    """Return the failure of a task whose agent has ended and whose callbacks cannot be sent, as plain JSON values."""
+    """Return the failure of a task whose agent has ended but whose callbacks cannot be sent, as plain JSON values."""
     message = (
-        f"The agent has ended, but what follows its task cannot be carried out: {type(error).__name__}: "
+        f"The agent has ended, but the callbacks of its task cannot be sent: {type(error).__name__}: "
         f"{str(error)[:MAX_REASON_CHARS]}. `deckhands show {conversation_id}` has the agent's result."
     )
     return {
@@ -82,10 +82,10 @@ def unusable_callback(error: Exception, conversation_id: str) -> dict[str, Any]:
 
 
 def failure_of(summary: Summary, time_limit: str = "") -> dict[str, Any] | None:
-    """Return the failure that a summary stands for, as plain JSON values; None: the agent has finished.
+    """Return the failure of a summary, as plain JSON values; None if the agent has finished.
 
     Args:
-        time_limit: the exception of the task's time limit that bounds the agent; empty: its own limits do.
+        time_limit: the exception of the task's time limit that bounds the agent; empty if its own limits do.
     """
     kind: type[Exception] = AgentFailed
     code, text = summary.error_code or "agent_error", summary.last_error or summary.message
@@ -93,21 +93,27 @@ def failure_of(summary: Summary, time_limit: str = "") -> dict[str, Any] | None:
         case AgentState.FINISHED:
             return None
         case AgentState.REJECTED:
-            code, text = "rejected", summary.message
+            code = "rejected"
+            text = summary.message
         case AgentState.STOPPED:
-            kind, code, text = AgentStopped, "stopped", "The agent was stopped."
+            kind = AgentStopped
+            code = "stopped"
+            text = "The agent was stopped."
         case AgentState.ERROR if summary.error_code == OUT_OF_TIME and time_limit in TIME_LIMITS:
-            kind, code = TIME_LIMITS[time_limit], OUT_OF_TIME
+            kind = TIME_LIMITS[time_limit]
+            code = OUT_OF_TIME
         case AgentState.ERROR:
             code = "limit" if summary.exit_code is ExitCode.LIMIT else code
         case _:
-            kind, code, text = AgentNeedsPerson, "needs_person", summary.message or f"It is {summary.state}."
+            kind = AgentNeedsPerson
+            code = "needs_person"
+            text = summary.message or f"It is {summary.state}."
     message = f"{text} {summary.remedy}".strip() or f"It is {summary.state}."
     return {"kind": kind.__name__, "message": message, "code": code, "conversation_id": summary.conversation_id}
 
 
 def raised(failure: dict[str, Any]) -> Exception:
-    """Return the exception that a failure stands for."""
+    """Return a failure as an exception."""
     name = str(failure["kind"])
     kind: type[Exception] = TIME_LIMITS.get(name) or FAILURES.get(name, AgentFailed)
     return kind(str(failure["message"]), str(failure["code"]), str(failure["conversation_id"]))

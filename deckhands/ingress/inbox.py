@@ -1,16 +1,16 @@
-"""The inbox: tasks of producers that speak no Celery, as entries of streams; docs/producing-work.md is the contract.
+"""The inbox: tasks of producers without Celery, as entries of streams; docs/producing-work.md is the contract.
 
-Each producer may have its own stream, which its user of the store alone may add to; `deck:inbox` is for a single
-producer that is trusted. Who may forge what: an entry is not signed, so any writer of the stream chooses its fields.
-In its own stream, a producer is known: its tenant is the one that the operator has bound it to, its answers
-go to its own reply stream, and its ids are its own. In the shared one an entry may name any tenant, and any reply
-stream except those of producers with their own stream.
+Each producer may have its own stream, with a store user that alone may add to it; `deck:inbox` is for a single trusted
+producer. Entries are not signed, so any writer of a stream chooses their fields. In its own stream, a producer is
+authenticated: its tenant is the one that the operator bound it to, its answers are sent to its own reply stream, and
+its ids are scoped to it. In the shared stream, an entry may name any tenant, and any reply stream except those of
+producers with their own stream.
 
-Holds: an entry is acknowledged after its conversation has begun and its producer has been answered, so one that the
-store accepted is carried out, whatever dies; the same id of the same producer begins one conversation. What cannot be
-used is answered, if it says where, and put aside without its secrets; so is whatever a door fails at. No entry waits
-for another one, and no producer for another one: each stream has its own reader and its own slots.
-Does not: keep an entry that its producer trims away before a door has read it.
+Holds: an entry is acknowledged after its conversation was created and its producer was answered, so every entry that
+the store accepted is performed, whatever crashes; the same id of the same producer creates one conversation. An invalid
+entry is answered, if it names a reply stream, and quarantined without its secrets; so is an entry at which a worker
+fails. Entries do not wait for each other, nor do producers: each stream has its own reader and its own slots.
+Does not: keep an entry that its producer trims away before it is read.
 Keys: `deck:inbox`, `deck:inbox:<name>`, `…:moved`, `…:moved:<id>`, group `doors`.
 """
 
@@ -48,38 +48,38 @@ from deckhands.ingress.replies import NAME, VERSION, Replies
 
 AT_ONCE = 32
 READ_AT_ONCE = 8
-"""Few: their size is known when they are in memory."""
+"""Few, because their size is known only when they are in memory."""
 PRODUCER_AT_ONCE = 4
 PRODUCER_READ_AT_ONCE = 2
-"""The same, of each producer with its own stream: there may be `MAX_PRODUCERS`."""
+"""The same for a producer's own stream: there may be `MAX_PRODUCERS` of them."""
 LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
-"""To a stream with this last id, the store adds nothing more."""
+"""The store adds nothing more to a stream with this last id."""
 MAX_MOVED = 4
-"""How many streams of one producer that had no id left may wait to be read."""
+"""How many moved streams of one producer may wait to be read."""
 MOVED_SECONDS = 60.0
-"""After this time, a stream that was named as moved and does not exist was read to its end."""
+"""After this time, a moved stream that does not exist was read to its end."""
 FORSAKEN_AT_ONCE = 32
 MOST_DELIVERIES = 3
-"""How often an entry may be handed out and not be read, because it ends the door that receives it."""
+"""How often an entry may be delivered without being read, because it crashes the worker that receives it."""
 MAX_ENTRY_BYTES = 1 << 20
 UPKEEP_SECONDS = 1.0
 FORSAKEN_AFTER_SECONDS = 10.0
 """Longer than an entry may wait for anything but the store, see `desk.OFFERS_LIMIT_SECONDS`."""
 FIELDS = frozenset({b"v", b"request", b"reply_to"})
 SECRET = b"secret"
-"""What is in the name of a field whose value is not kept, however a producer has written it."""
+"""A field whose name contains this is not kept, in any case and encoding."""
 
 _log = logging.getLogger(__name__)
 
 
 class _Failed(DeckhandsError):
-    """An entry at which the door itself failed."""
+    """The ingress worker itself failed at an entry."""
 
     code = "internal"
 
 
 class InboxRequest(TaskSpec):
-    """What an entry asks for: a task, and the producer's own id.
+    """The request of an entry: a task, and the producer's own id.
 
     Attributes:
         id: the same id of the same producer always means the same conversation; null: the id of the entry.
@@ -90,11 +90,12 @@ class InboxRequest(TaskSpec):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A stream with entries.
+    """A stream of entries.
 
     Attributes:
-        producer: who alone may write it; None: it is the shared one.
-        is_moved: it had no id left and was moved here; nothing is added to it, and it is removed when it is empty.
+        producer: its only writer; None: it is the shared stream.
+        is_moved: it had no entry ids left and was moved here; nothing is added to it, and it is removed when it is
+            empty.
     """
 
     key: str = INBOX
@@ -106,29 +107,29 @@ SHARED = Source()
 
 
 class Inboxes:
-    """All inbox streams of a store, as one door reads them."""
+    """All inbox streams of a store, as one worker reads them."""
 
-    def __init__(self, desk: Desk, worker_id: str) -> None:
-        self._desk, self._worker_id = desk, worker_id
-        self._producers = Producers(desk.store)
+    def __init__(self, context: Desk, worker_id: str) -> None:
+        self._desk, self._worker_id = context, worker_id
+        self._producers = Producers(context.store)
         self._known: dict[str, Producer] = {}
         self._entries = 0
         self._read: dict[Source, tuple[Inbox, list[asyncio.Task[None]]]] = {}
 
     @property
     def entries(self) -> int:
-        """How many entries this door has taken."""
+        """How many entries this worker has received."""
         return self._entries + sum(inbox.entries for inbox, _ in self._read.values())
 
     async def run(self) -> None:
-        """Read every stream, for ever; a producer that is added is served within a second or so."""
+        """Read every stream, forever. The stream of a new producer is found within about a second."""
         async with asyncio.TaskGroup() as group:
             while True:
                 wanted = {SHARED}
                 try:
                     wanted = await self._sources()
                 except (StoreRefused, *CANNOT_BE_READ):
-                    _log.exception("the producers cannot be read")
+                    _log.exception("cannot read the producers")
                     wanted |= self._read.keys()
                 for source in self._read.keys() - wanted:
                     inbox, tasks = self._read.pop(source)
@@ -155,30 +156,30 @@ class Inboxes:
 
 
 class Inbox:
-    """One inbox stream, as one door reads it.
+    """One inbox stream, as one worker reads it.
 
     Args:
-        known: the producers with their own stream, as they are at any time.
+        known: returns the current producers with their own stream.
     """
 
     def __init__(
-        self, desk: Desk, worker_id: str, source: Source = SHARED, *, known: Mapping[str, Producer] | None = None
+        self, context: Desk, worker_id: str, source: Source = SHARED, *, known: Mapping[str, Producer] | None = None
     ) -> None:
-        self._desk, self._worker_id, self._source = desk, worker_id, source
+        self._desk, self._worker_id, self._source = context, worker_id, source
         self._key = source.key
         self._known = known if known is not None else {}
-        self._store = desk.store
-        self._producers = Producers(desk.store)
-        self._replies = Replies(desk.store)
-        self._unreadable = Unreadable(desk.store)
+        self._store = context.store
+        self._producers = Producers(context.store)
+        self._replies = Replies(context.store)
+        self._unreadable = Unreadable(context.store)
         self._free = asyncio.Semaphore(AT_ONCE if source.producer is None else PRODUCER_AT_ONCE)
         self._read_at_once = READ_AT_ONCE if source.producer is None else PRODUCER_READ_AT_ONCE
         self._under_way: set[str] = set()
         self.entries = 0
 
     async def read(self) -> None:
-        """Take entries, for ever."""
-        with suppress(StoreRefused):  # the upkeep tries again
+        """Receive entries, forever."""
+        with suppress(StoreRefused):  # maintenance tries again
             await self._make_group()
         reader = GroupReader(self._store, GROUP, self._worker_id, [self._key])
         try:
@@ -194,7 +195,7 @@ class Inbox:
             await reader.aclose()
 
     async def keep_up(self) -> None:
-        """Take over the entries of doors that have died, for ever."""
+        """Claim the entries of dead workers, forever."""
         after = "-"
         async with asyncio.TaskGroup() as group:
             while True:
@@ -209,12 +210,13 @@ class Inbox:
                     after = await self._take_over(group, after)
                 except Exception:  # noqa: BLE001  (the outer edge: the next look begins at the first entry)
                     after = "-"
-                    _log.exception("the inbox %s cannot be kept up", self._key)
+                    _log.exception("cannot maintain the inbox %s", self._key)
 
     async def _recover_ids(self) -> None:
-        """Move a stream away to which the store adds nothing more; it is read to its end there.
+        """Rename a stream that has used up its entry ids; it is read to its end under the new name.
 
-        Its new name is unique, so that a door that moves it, too, or removes it when it is empty, meets no other one.
+        The new name is unique, so another worker that also moves the stream, or removes it when empty, does not
+        collide.
         """
         flat = await self._store.call("XINFO", "STREAM", self._key)
         about = dict(zip(flat[::2], flat[1::2], strict=False))
@@ -226,7 +228,7 @@ class Inbox:
         place = f"{registry}:{new_token()}"
         name_it = ("HSET", registry, place, to_millis(self._store.clock.now()))
         await self._store.call(*name_it)
-        with suppress(StoreRefused):  # another door was faster
+        with suppress(StoreRefused):  # another worker was faster
             await self._store.call_many([("RENAMENX", self._key, place), name_it])
         await self._make_group()
         _log.error(
@@ -237,7 +239,7 @@ class Inbox:
         )
 
     async def _remove_if_empty(self) -> bool:
-        """Remove a stream that was moved once all its entries are done, and return whether it is gone."""
+        """Remove a moved stream once all its entries are done, and return whether it is gone."""
         registry = f"{self._key.rpartition(':moved:')[0]}:moved"
         length, named_ms = await self._store.call_many([("XLEN", self._key), ("HGET", registry, self._key)])
         if length:
@@ -247,11 +249,11 @@ class Inbox:
         elif named_ms and to_millis(self._store.clock.now()) - parse_moved_ms(named_ms) > MOVED_SECONDS * 1000:
             await self._store.call(
                 "HDEL", registry, self._key
-            )  # the door that named it has died, or another has removed it
+            )  # the worker that named it has died, or another has removed it
         return True
 
     async def _take_over(self, group: asyncio.TaskGroup, after: str) -> str:
-        """Take over some entries behind one, and return where to look next: `-` after the last."""
+        """Claim some entries after one, and return where to continue; `-` after the last."""
         idle_ms = int(FORSAKEN_AFTER_SECONDS * 1000)
         found = await self._store.call("XPENDING", self._key, GROUP, "IDLE", idle_ms, after, "+", FORSAKEN_AT_ONCE)
         for raw, _, _, deliveries in found:
@@ -259,11 +261,12 @@ class Inbox:
             if entry in self._under_way:
                 continue
             if deliveries >= MOST_DELIVERIES:
-                error = UsageError(f"The entry was delivered {deliveries} times, and no door could read it.")
+                error = UsageError(f"The entry was delivered {deliveries} times, and no ingress worker could read it.")
                 await self._unreadable.put_aside(self._store.all_shards[0], self._key, entry, (), error)
                 await self._done(entry)
                 continue
-            # One by one: if one ends this door, those before it are under way and the others are not to blame.
+            # One by one: if one crashes this worker, those before it are already in flight, and later ones are not
+            # blamed.
             claimed = await self._store.call("XCLAIM", self._key, GROUP, self._worker_id, idle_ms, entry)
             if claimed and claimed[0] and claimed[0][1]:
                 await self._say_read([raw])
@@ -271,12 +274,12 @@ class Inbox:
         return f"({found[-1][0].decode()}" if len(found) == FORSAKEN_AT_ONCE else "-"
 
     async def _say_read(self, entries: Sequence[bytes]) -> None:
-        """Count the deliveries of entries that have been read from 0 again: whatever ends this door now, not they."""
+        """Reset the delivery count of entries that were read: if this worker crashes now, they are not to blame."""
         with suppress(StoreRefused):  # the stream was overwritten or removed meanwhile
             await self._store.call("XCLAIM", self._key, GROUP, self._worker_id, 0, *entries, "RETRYCOUNT", 0, "JUSTID")
 
     async def _start(self, group: asyncio.TaskGroup, entry: str, fields: list[bytes]) -> None:
-        """Take an entry in a task, once there is room."""
+        """Process an entry in a task, once a slot is free."""
         if entry in self._under_way:
             return
         self._under_way.add(entry)
@@ -288,13 +291,13 @@ class Inbox:
         self._free.release()
 
     async def _take(self, entry: str, fields: list[bytes]) -> None:
-        """Begin what one entry asks for, or put it aside."""
+        """Create the conversation of an entry, or quarantine the entry."""
         producer = self._source.producer
         try:
             if producer is not None and not await self._producers.is_current(producer):
                 return  # it was removed, and the reader of its successor takes the entry over
         except STORE_FAILS:
-            _log.exception("entry %s of the inbox cannot be taken now; it is tried again", entry)
+            _log.exception("cannot process entry %s of the inbox now; retrying", entry)
             return
         self.entries += 1
         about = dict(zip(fields[::2], fields[1::2], strict=False))
@@ -308,13 +311,13 @@ class Inbox:
             except (UsageError, AdmissionRefused) as error:
                 await self._reject(entry, fields, request_id, reply_to, error)
         except STORE_FAILS:
-            _log.exception("entry %s of the inbox cannot be taken now; it is tried again", entry)
+            _log.exception("cannot process entry %s of the inbox now; retrying", entry)
         except Exception as error:  # noqa: BLE001  (the outer edge: whatever is wrong with it)
-            _log.exception("entry %s of the inbox cannot be taken", entry)
+            _log.exception("cannot process entry %s of the inbox", entry)
             await self._give_up(entry, fields, request_id, reply_to, error)
 
     def _reply_stream(self, name: str) -> str:
-        """Return the reply stream that answers to an entry may go to, whatever else is wrong with it; empty: none."""
+        """Return the permitted reply stream of an entry, even of an invalid one; empty if none."""
         if self._source.producer is not None:
             return self._source.producer.name if name else ""
         return name if NAME.fullmatch(name) and name not in self._known else ""
@@ -323,7 +326,7 @@ class Inbox:
         """Return a request with the tenant of its producer.
 
         Raises:
-            UsageError: it names the tenant or the reply stream of another one.
+            UsageError: it names the tenant or the reply stream of another producer.
         """
         name = dict(zip(fields[::2], fields[1::2], strict=False)).get(b"reply_to", b"").decode()
         producer = self._source.producer
@@ -341,14 +344,16 @@ class Inbox:
         )
 
     async def _give_up(self, entry: str, fields: list[bytes], request_id: str, reply_to: str, error: Exception) -> None:
-        """Put an entry aside that nobody foresaw, and answer it if that is possible."""
-        failed = _Failed(f"The door failed at this entry: {type(error).__name__}.", remedy="Its log says more.")
+        """Quarantine an entry after an unexpected error, and answer it if possible."""
+        failed = _Failed(
+            f"The ingress worker failed at this entry: {type(error).__name__}.", remedy="Its log says more."
+        )
         for answers_to in dict.fromkeys((reply_to, "")):
             try:
                 await self._reject(entry, fields, request_id, answers_to, failed)
                 break
             except Exception:  # noqa: BLE001  (the outer edge: without an answer, then)
-                _log.exception("entry %s of the inbox cannot be put aside", entry)
+                _log.exception("cannot quarantine entry %s of the inbox", entry)
 
     async def _carry_out(self, entry: str, fields: list[bytes], request_id: str, reply_to: str) -> None:
         caller = await self._begin(self._check_source(fields, parsed(fields)), request_id, reply_to, entry)
@@ -378,7 +383,7 @@ class Inbox:
         return caller
 
     async def _age_seconds(self, entry: str) -> float:
-        """Return how long an entry has been in the stream, by the clock of the server, which has named it."""
+        """Return the age of an entry by the clock of the server, from its id."""
         seconds, microseconds = await self._store.call("TIME")
         added_ms = int(entry.partition("-")[0])
         return max(0.0, int(seconds) + int(microseconds) / 1_000_000 - added_ms / 1_000)
@@ -390,12 +395,12 @@ class Inbox:
         has_begun = bool(reply_to and await self._desk.meta(conversation_id))
         if reply_to and not has_begun:
             await self._desk.callers.forget(conversation_id)
-        if reply_to and not (has_begun and isinstance(error, _Failed)):  # else its conversation answers
+        if reply_to and not (has_begun and isinstance(error, _Failed)):  # otherwise its conversation answers
             reason: dict[str, str | float] = {"code": error.code, "message": error.message, "remedy": error.remedy}
             if isinstance(error, AdmissionRefused):
                 reason["retry_after_seconds"] = error.retry_after_seconds
             await self._replies.send(reply_to, request_id, "rejected", content=reason)
-        if not (reply_to and isinstance(error, AdmissionRefused)):  # a producer that knows sends it again
+        if not (reply_to and isinstance(error, AdmissionRefused)):  # the producer learns that it must send it again
             await self._unreadable.put_aside(
                 self._store.all_shards[0], self._key, entry, without_secrets(fields), error
             )
@@ -403,11 +408,11 @@ class Inbox:
 
     async def _done(self, entry: str) -> None:
         commands: list[tuple[Argument, ...]] = [("XACK", self._key, GROUP, entry), ("XDEL", self._key, entry)]
-        with suppress(StoreRefused):  # the inbox has been overwritten, and the entry went with it
+        with suppress(StoreRefused):  # the inbox was overwritten, and the entry with it
             await self._store.call_many(commands)
 
     async def _make_group(self) -> None:
-        """Make the group if it is not there; a key of another type is moved out of the way."""
+        """Create the group if it does not exist; a key of another type is renamed."""
         make = ("XGROUP", "CREATE", self._key, GROUP, "0", "MKSTREAM")
         try:
             await self._store.call(*make)
@@ -421,10 +426,10 @@ class Inbox:
 
 
 def parsed(fields: Sequence[bytes]) -> InboxRequest:
-    """Return what the fields of an entry ask for.
+    """Parse the fields of an entry.
 
     Raises:
-        UsageError: they cannot be used; says why.
+        UsageError: they are invalid; the text says why.
     """
     if sum(map(len, fields)) > MAX_ENTRY_BYTES:
         raise UsageError(
@@ -453,12 +458,12 @@ def parsed(fields: Sequence[bytes]) -> InboxRequest:
             remedy="Send texts that can be written in UTF-8, and no NaN or Infinity.",
         )
     if isinstance(found, Mapping) and found.get("idempotency_key") is not None:
-        raise UsageError("The field idempotency_key is of no use here.", remedy="Use the field id.")
+        raise UsageError("The field idempotency_key is not allowed here.", remedy="Use the field id.")
     return InboxRequest.parse(found)
 
 
 def _id_in(about: Mapping[bytes, bytes]) -> str:
-    """Return the producer's own id, if it can be read out of an entry that may be unusable."""
+    """Return the producer's own id if it is readable, even of an invalid entry."""
     try:
         found: Any = json.loads(about.get(b"request", b"").decode())
     except (ValueError, RecursionError):
@@ -468,7 +473,7 @@ def _id_in(about: Mapping[bytes, bytes]) -> str:
 
 
 def without_secrets(fields: Sequence[bytes]) -> list[bytes]:
-    """Return the fields of an entry as they may be kept: what cannot be read and may have secrets is left out."""
+    """Return the fields of an entry without possible secrets: unreadable fields are left out too."""
     names = [b"", *fields]
     return [
         MASK.encode() if place % 2 and SECRET in names[place].lower() else _without_secrets(part)
@@ -495,7 +500,7 @@ def _hidden(found: Any) -> Any:
 
 
 def _is_text(found: Any) -> bool:
-    """Say whether JSON that was parsed can be written as UTF-8 again."""
+    """Return whether parsed JSON can be encoded as UTF-8 again."""
     try:
         json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
     except ValueError:

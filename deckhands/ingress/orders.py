@@ -1,4 +1,4 @@
-"""The short tasks of the door: what a person may ask of a conversation, each done once for each task id."""
+"""The short tasks of the ingress: commands on a conversation, each performed once per task id."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ TAKES: dict[str, tuple[str, ...]] = {
     "reject": ("id", "action_id"),
     "fork": ("id", "at", "model", "title"),
 }
-"""The arguments of each, in their order."""
+"""The arguments of each command, in order."""
 STATES = {"pause": AgentState.PAUSED, "resume": AgentState.RUNNING, "cancel": AgentState.STOPPED}
 ANSWERS = {"confirm": AgentState.USER_CONFIRMED, "reject": AgentState.USER_REJECTED}
 
 
 class Orders:
-    """What a person may ask of conversations."""
+    """Performs commands on conversations."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, context: Desk) -> None:
+        self._desk = context
 
     async def submit(
         self,
@@ -63,15 +63,15 @@ class Orders:
         time_limits: Sequence[Any] | None = None,
         refused: UsageError | None = None,
     ) -> str:
-        """Begin a conversation, now or later, and return its id. Idempotent under the task id.
+        """Create a conversation that starts now or later, and return its id. Idempotent under the task id.
 
         Args:
-            eta: of the message; `expires` and `time_limits`: too.
-            refused: why what surrounds the request cannot be used; None: it can.
+            eta: of the message; so are `expires` and `time_limits`.
+            refused: why the properties of the message are invalid; None: they are valid.
 
         Raises:
-            UsageError: the request cannot be used.
-            TaskExpired: it has expired, and no earlier delivery has begun the conversation.
+            UsageError: the request is invalid.
+            TaskExpired: it has expired, and no earlier delivery has created the conversation.
         """
         conversation_id = conversation_of_task(task_id)
         if self._desk.is_late(expires) and not await self._desk.meta(conversation_id):
@@ -96,19 +96,18 @@ class Orders:
         expires: datetime | None = None,
         refused: UsageError | None = None,
     ) -> dict[str, Any]:
-        """Do what a task asks, and return the conversation's id and state. Idempotent under the task id.
+        """Perform a command, and return the conversation's id and state. Idempotent under the task id.
 
         Args:
             what: a name of `TAKES`.
-            eta: of the message. One that has passed is refused too: otherwise how long the message was in the queue
-                would decide.
+            eta: of the message. A past one is refused too: otherwise the time in the queue would decide.
             expires: of the message.
             refused: see `submit`.
 
         Raises:
-            UsageError: an argument cannot be used, or the conversation does not take it now.
+            UsageError: an argument is invalid, or the conversation does not take the command now.
             ConversationBusy: the agent works, and the conversation takes no message meanwhile.
-            TaskExpired: it has expired, and no earlier delivery has done what it asks for.
+            TaskExpired: it has expired, and no earlier delivery has performed it.
         """
         if refused is not None and not self._desk.is_late(expires):
             raise refused
@@ -138,7 +137,7 @@ class Orders:
             except UsageError:
                 if not await self._is_done(conversation_id, key):
                     raise
-                # Another door has the task, too, and its answer is why nothing is asked any more.
+                # Another worker has the same task, and its answer is the reason that no question is open any more.
             else:
                 if event is None:
                     await self._note_done(conversation_id, key)
@@ -163,12 +162,13 @@ class Orders:
         return ChangeAgentStateAction(agent_state=STATES[what], source=EventSource.USER)
 
     async def _bound(self, conversation_id: str, key: str) -> int:
-        """Return the action that was asked about when a task that names none was first taken up; 0: none was.
+        """Return the action that was open when a task without an action id first arrived; 0: none was.
 
-        Delivered again, the task must not answer what is asked later.
+        A redelivery must not answer a later question.
         """
         store = self._desk.store
-        once, field = store.keys(conversation_id).once, f"b:{key}"
+        once = store.keys(conversation_id).once
+        field = f"b:{key}"
         _, asked_id = await asked_about(store, conversation_id)
         await store.call("HSETNX", once, field, asked_id or 0)
         return int(await store.call("HGET", once, field))
@@ -178,8 +178,9 @@ class Orders:
         return bool(await self._desk.store.call("HEXISTS", once, f"p:{key}"))
 
     async def _note_done(self, conversation_id: str, key: str) -> None:
-        """Remember a task that found nothing to do: delivered again, it must not find something."""
-        once, last_id = self._desk.store.keys(conversation_id).once, await self._desk.log.last_id(conversation_id)
+        """Store that a task found nothing to do, so that a redelivery does nothing either."""
+        once = self._desk.store.keys(conversation_id).once
+        last_id = await self._desk.log.last_id(conversation_id)
         command = ("HSETNX", once, f"p:{key}", f"{last_id}:{last_id}")
         await self._desk.store.call(*command)
 

@@ -1,10 +1,9 @@
-"""The watcher of outcomes: finds conversations that got on while somebody waits for them, and answers those who wait.
+"""The outcome watcher: finds awaited conversations with progress, and answers their callers.
 
-Notices lead to most of them at once; a sweep finds what a lost notice, a lost tail of the store or a door that died has
-left. Progress is reported at most once a second for each conversation.
+Most are found at once by notices. A sweep finds those whose notice was lost, with a lost tail of the store or a dead
+worker. Progress is reported at most once a second per conversation.
 
-Holds: a notice is acknowledged after its conversation has been looked at; one conversation that cannot be read concerns
-no other.
+Holds: a notice is acknowledged after its conversation was checked; an unreadable conversation does not affect others.
 Keys: `deck:{k}:notices`, group `doors`.
 """
 
@@ -29,25 +28,25 @@ GROUP = "doors"
 BATCH = 128
 LOOKS_AT_ONCE = 16
 MOST_ENDED = 1_000
-"""How many ended runs wait for their completion in one door; the sweep finds any more."""
+"""How many ended runs wait for their completion in one worker; the sweep finds further ones."""
 FINISH_SECONDS = 3.0
-"""How long a completion under way is waited for when the door is asked to stop."""
+"""How long a stopping worker waits for a completion in flight."""
 UPKEEP_SECONDS = 1.0
 FORSAKEN_AFTER_SECONDS = 5.0
-"""How long a door may have had a notice before another one looks at it too."""
+"""How long a worker may hold a notice before another one claims it."""
 SHOWN_CHARS = 200
 
 _log = logging.getLogger(__name__)
 
 
 class OutcomeWatcher:
-    """Looks at conversations, as one door."""
+    """Checks conversations for one worker."""
 
-    def __init__(self, desk: Desk, runs: Runs, worker_id: str) -> None:
-        self._desk, self._runs, self._worker_id = desk, runs, worker_id
-        self._store = desk.store
-        self._replies = Replies(desk.store)
-        self._unreadable = Unreadable(desk.store)
+    def __init__(self, context: Desk, runs: Runs, worker_id: str) -> None:
+        self._desk, self._runs, self._worker_id = context, runs, worker_id
+        self._store = context.store
+        self._replies = Replies(context.store)
+        self._unreadable = Unreadable(context.store)
         self._at_once = asyncio.Semaphore(LOOKS_AT_ONCE)
         self._getting_on: set[str] = set()
         self._ended: asyncio.Queue[str] = asyncio.Queue(MOST_ENDED)
@@ -56,7 +55,7 @@ class OutcomeWatcher:
         self.looks = 0
 
     async def read_notices(self, names: ShardKeys) -> None:
-        """Look at what notices of a shard lead to, for ever."""
+        """Process the notices of a shard, forever."""
         reader = GroupReader(self._store, GROUP, self._worker_id, [names.notices])
         try:
             while True:
@@ -66,14 +65,14 @@ class OutcomeWatcher:
             await reader.aclose()
 
     async def keep_up(self) -> None:
-        """Do what is due each second, for ever: the sweep, and notices of dead doors."""
+        """Run the sweep and claim the notices of dead workers, each second, forever."""
         while True:
             await asyncio.sleep(UPKEEP_SECONDS)
             for part in (self._look_at_forsaken, self._look_at_overdue):
                 try:
                     await part()
                 except (DeckhandsError, *CANNOT_BE_READ):
-                    _log.exception("a sweep of the door failed")
+                    _log.exception("a sweep over callers failed")
 
     async def _look_at_forsaken(self) -> None:
         for names in self._store.all_shards:
@@ -85,10 +84,11 @@ class OutcomeWatcher:
             await asyncio.gather(*(self._look(cid, is_sweep=True) for cid in overdue))
 
     async def report_progress(self) -> None:
-        """Tell callers how far their conversations have got, each second, for ever."""
+        """Report the progress of conversations to their callers, each second, forever."""
         while True:
             await asyncio.sleep(UPKEEP_SECONDS)
-            getting_on, self._getting_on = self._getting_on, set()
+            getting_on = self._getting_on
+            self._getting_on = set()
             await asyncio.gather(*(self._report(conversation_id) for conversation_id in getting_on))
 
     async def _look_at_entries(self, names: ShardKeys, entries: list[tuple[bytes, list[bytes]]]) -> None:
@@ -109,7 +109,7 @@ class OutcomeWatcher:
                 await self._store.call_many(commands)
 
     async def _forsaken(self, names: ShardKeys) -> list[tuple[bytes, list[bytes]]]:
-        """Take over notices that another door has had for long."""
+        """Claim notices that another worker has held too long."""
         idle_ms = int(FORSAKEN_AFTER_SECONDS * 1000)
         after = self._forsaken_after.get(names.shard, "0-0")
         command = ("XAUTOCLAIM", names.notices, GROUP, self._worker_id, idle_ms, after, "COUNT", BATCH)
@@ -136,7 +136,7 @@ class OutcomeWatcher:
                 if is_sweep:
                     await self._desk.callers.look_later(caller)
             except Exception:  # noqa: BLE001  (the outer edge: one conversation, or the result backend)
-                _log.exception("conversation %s cannot be looked at", conversation_id, extra=about(conversation_id))
+                _log.exception("cannot check conversation %s", conversation_id, extra=about(conversation_id))
 
     async def _answer(self, caller: Caller) -> None:
         if caller.kind == STREAM:
@@ -147,9 +147,9 @@ class OutcomeWatcher:
                 self._ended_ids.add(caller.conversation_id)
 
     async def complete_ended(self) -> None:
-        """Complete the tasks of runs that have ended, one after the other, for ever.
+        """Complete the tasks of ended runs, one after the other, forever.
 
-        Apart from the looks, which must not wait for a result backend that is away.
+        Separate from the checks, which must not wait for an unavailable result backend.
         """
         while True:
             completion = asyncio.create_task(self._complete(await self._ended.get()))
@@ -163,7 +163,7 @@ class OutcomeWatcher:
         try:
             await self._runs.complete(conversation_id)
         except Exception:  # noqa: BLE001  (the outer edge: the sweep tries again)
-            _log.exception("conversation %s cannot be answered", conversation_id, extra=about(conversation_id))
+            _log.exception("cannot answer the caller of conversation %s", conversation_id, extra=about(conversation_id))
         finally:
             self._ended_ids.discard(conversation_id)
 
@@ -186,21 +186,21 @@ class OutcomeWatcher:
             if await asyncio.to_thread(self._desk.results.report_progress, caller.name, progress):
                 await self._runs.revoke(caller.name)
         except Exception:  # noqa: BLE001  (progress is news, and the next one follows; the result backend may be away)
-            text = "the progress of conversation %s cannot be reported"
+            text = "cannot report the progress of conversation %s"
             _log.warning(text, conversation_id, exc_info=True, extra=about(conversation_id))
 
 
-async def answer_stream(desk: Desk, replies: Replies, caller: Caller) -> None:
-    """Tell a producer of the inbox how its conversation has ended.
+async def answer_stream(context: Desk, replies: Replies, caller: Caller) -> None:
+    """Send a producer of the inbox the outcome of its conversation.
 
-    If its name belongs to a producer of another tenant by now, the outcome is dropped.
+    If its name now belongs to a producer of another tenant, the outcome is dropped.
     """
-    found = await desk.callers.of(caller.conversation_id)
+    found = await context.callers.of(caller.conversation_id)
     if found is None or not found.outcome:  # deleted meanwhile
         return
     outcome = json.loads(found.outcome)
-    tenant = (await desk.meta(found.conversation_id)).get("tenant", "")
-    if await Producers(desk.store).may_read(found.name, tenant):
+    tenant = (await context.meta(found.conversation_id)).get("tenant", "")
+    if await Producers(context.store).may_read(found.name, tenant):
         await replies.send(
             found.name,
             found.request_id,
@@ -209,6 +209,6 @@ async def answer_stream(desk: Desk, replies: Replies, caller: Caller) -> None:
             content=outcome.get("summary") or outcome,
         )
     else:
-        text = "conversation %s is not answered: the producer %s works for another tenant by now"
+        text = "the caller of conversation %s gets no answer: the producer %s now belongs to another tenant"
         _log.warning(text, found.conversation_id, found.name, extra=about(found.conversation_id))
-    await desk.callers.answered(found.conversation_id)
+    await context.callers.answered(found.conversation_id)

@@ -1,6 +1,6 @@
-"""Reply streams: the answers to producers of the inbox, each at least once.
+"""Reply streams: the answers to producers of the inbox, delivered at least once.
 
-Holds: a name cannot name any other key; the same id and event is the same answer once more.
+Holds: a producer's name cannot address any other key; an answer with the same id and event is a duplicate.
 Keys: `deck:replies:<name>`.
 """
 
@@ -20,7 +20,7 @@ KEPT_REPLIES = 100_000
 KEPT_SECONDS = 7 * 24 * 3600
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 NUMBERS = {"accepted": 1, "rejected": 1, "settled": 2}
-"""Which answer to one entry it is."""
+"""The number of an answer among those to one entry."""
 
 ReplyEvent = Literal["accepted", "rejected", "settled"]
 
@@ -35,9 +35,9 @@ class Replies:
     async def send(
         self, name: str, request_id: str, event: ReplyEvent, *, conversation_id: str = "", content: Mapping[str, Any]
     ) -> None:
-        """Tell a producer something; a lost reply of the store may send it twice.
+        """Send an answer to a producer. If the store's reply is lost, it may be sent twice.
 
-        A key of another type that stands where the stream belongs is moved out of the way.
+        A key of another type in the place of the stream is renamed.
         """
         stream = keys.replies(name)
         fields: dict[str, Argument] = {"v": VERSION, "id": request_id, "event": event, "n": NUMBERS[event]}
@@ -52,5 +52,5 @@ class Replies:
         except StoreRefused as error:
             if "WRONGTYPE" not in error.message:
                 raise
-            await self._unreadable.move_away(stream, "stream", error)  # no name of a producer has a colon
+            await self._unreadable.move_away(stream, "stream", error)  # producer names have no colon
             await self._store.call_many(commands)

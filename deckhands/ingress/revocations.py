@@ -1,4 +1,4 @@
-"""Celery tasks that were revoked, which may be before they arrive; and the times in the headers of tasks.
+"""Revoked Celery tasks, possibly revoked before they arrive; and the times in the headers of tasks.
 
 Keys: `deck:{0}:revoked`.
 """
@@ -13,18 +13,18 @@ from broker.store import Store
 REVOKED_KEPT = timedelta(days=7)
 EARLIEST, LATEST = datetime(1970, 1, 2, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 MAX_REVOKED_KEPT = 100_000
-"""Any program on the broker may revoke tasks, also those of other applications."""
+"""Bounded, because any program on the broker may revoke tasks, also those of other applications."""
 
 
 class Revocations:
-    """The tasks of a store that were revoked of late."""
+    """The recently revoked tasks of a store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._names = store.all_shards[0]
 
     async def revoke(self, task_id: str) -> None:
-        """Remember that a task was revoked: for a week, and the last `MAX_REVOKED_KEPT` of them. Idempotent."""
+        """Store that a task was revoked: for a week, at most the last `MAX_REVOKED_KEPT`. Idempotent."""
         now = self._store.clock.now()
         await self._store.call_many(
             [
@@ -35,16 +35,16 @@ class Revocations:
         )
 
     async def is_revoked(self, task_id: str) -> bool:
-        """Say whether a task was revoked within the last week."""
+        """Return whether a task was revoked within the last week."""
         score = await self._store.call("ZSCORE", self._names.revoked, task_id)
         return score is not None
 
 
 def moment_in(text: str | None) -> datetime | None:
-    """Return the time that a header of Celery means; one without a zone is UTC.
+    """Parse the time in a Celery header; one without a time zone is UTC.
 
     Raises:
-        UsageError: it is no time, or too far away to be one.
+        UsageError: it is not a time, or is out of range.
     """
     if not text:
         return None

@@ -1,12 +1,12 @@
-"""`deckhands.run`, an agent's whole run as one Celery task, in two halves that hold nothing in between.
+"""`deckhands.run`, an agent's whole run as one Celery task, in two parts with no process held in between.
 
-The message of the task starts the conversation and ends without a result. When the conversation has settled, a door
-completes the task in its own process: it stores the result and sends callbacks, chains and chords as Celery does. This
-needs no second message, so no result waits behind new tasks.
+The message of the task starts the conversation and ends without a result. When the conversation has settled, an ingress
+worker completes the task in its own process: it stores the result and sends callbacks, chains and chords as Celery
+does. This needs no second message, so results do not queue behind new tasks.
 
-Holds: a task id starts one conversation and has one outcome. A completion that fails because the broker or the result
-backend is away is repeated until it succeeds. If a door dies in the middle, another one sends the callbacks again under
-the same ids. A message that comes after the end stores the result again if it is gone, and sends no callback.
+Holds: a task id starts one conversation and has one outcome. If the broker or the result backend is unavailable,
+completion is retried until it succeeds. If a worker crashes during completion, another one sends the callbacks again
+under the same ids. A message redelivered after the end stores the result again if it is gone, and sends no callback.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from deckhands.ingress.task_results import HARD_LIMIT, RETRIED, RUN, SOFT_LIMIT,
 COMPLETIONS_AT_ONCE = 8
 MOST_SHOWN = 100
 MOST_LOOKED_AT = 1_000
-"""How many runs an answer of remote control has, and for how many of a shard it is looked up."""
+"""The maximum number of runs in an answer of remote control, and of callers read per shard for it."""
 PRIORITIES: tuple[tuple[int, PriorityName], ...] = ((4, "interactive"), (6, "normal"), (9, "batch"))
-"""Celery's numbers over Redis: 0 is the highest, and what every message has that names none."""
+"""Celery's priorities over Redis: 0 is the highest, and the default of messages without one."""
 
 
 _log = logging.getLogger(__name__)
@@ -56,13 +56,13 @@ class RunMessage:
     """One message of a run.
 
     Attributes:
-        previous: arguments by position.
-        options: arguments by name.
-        kept: what Celery is to do when the task has ended, see `task_results.KEPT`.
+        previous: positional arguments.
+        options: keyword arguments.
+        kept: the fields that Celery needs when the task completes, see `task_results.KEPT`.
         priority: of the message; 0: none.
-        time_limits: of the message, in seconds: the hard one and the soft one; None: there are none.
-        refused: why what surrounds the request cannot be used; None: it can.
-        shown: what monitors see of the message.
+        time_limits: of the message, in seconds: the hard one and the soft one; None: no limit.
+        refused: why the properties of the message are invalid; None: they are valid.
+        shown: the fields that monitors see.
     """
 
     task_id: str
@@ -77,12 +77,12 @@ class RunMessage:
     shown: Mapping[str, Any] = field(default_factory=dict)
 
     def request(self) -> tuple[TaskSpec, bytes | None, str]:
-        """Return what is asked for, the file that its workspace starts with, and the time limit that bounds it.
+        """Return the request, the file for its workspace, and the time limit that bounds it.
 
-        The time limit is the name of its exception; empty: none bounds the run.
+        The time limit is the name of its exception; empty if none bounds the run.
 
         Raises:
-            UsageError: it cannot be used.
+            UsageError: the request is invalid.
         """
         if self.refused is not None:
             raise self.refused
@@ -97,25 +97,26 @@ class RunMessage:
 class Runs:
     """The runs of Celery tasks."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, context: Desk) -> None:
+        self._desk = context
         self._threads = ThreadPoolExecutor(COMPLETIONS_AT_ONCE, thread_name_prefix="completion")
 
     async def take(self, message: RunMessage) -> None:
-        """Start a conversation. Idempotent: a second message completes or repeats what has ended.
+        """Start a conversation. Idempotent: a second message completes or repeats a run that has ended.
 
         Raises:
-            UsageError: the request cannot be used; nothing was begun.
-            AdmissionRefused: it cannot begin now; nothing was begun.
+            UsageError: the request is invalid; nothing was started.
+            AdmissionRefused: it cannot start now; nothing was started.
         """
-        desk, conversation_id = self._desk, conversation_of_task(message.task_id)
-        caller = await desk.callers.of(conversation_id)
-        if caller is not None and not desk.is_own(caller):
+        context = self._desk
+        conversation_id = conversation_of_task(message.task_id)
+        caller = await context.callers.of(conversation_id)
+        if caller is not None and not context.is_own(caller):
             raise UsageError(
                 f"The task id {ascii(message.task_id)[:100]} is that of a task of another Celery broker.",
                 remedy="Send the task under another id.",
             )
-        if caller is not None and (caller.outcome or caller.is_answered or await desk.meta(conversation_id)):
+        if caller is not None and (caller.outcome or caller.is_answered or await context.meta(conversation_id)):
             await self._stop_if_revoked(message.task_id)
             await (self._repeat(caller, message) if caller.is_answered else self.complete(conversation_id))
             return
@@ -131,57 +132,59 @@ class Runs:
             message.task_id,
             kept={**message.kept, "time_limit": time_limit, "shown": shown},
             is_headless=request.headless,
-            broker=desk.broker,
+            broker=context.broker,
         )
-        if await desk.callers.keep(caller):
+        if await context.callers.keep(caller):
             await self._announce("received", message.task_id, **message.shown)
-        is_revoked = await desk.revocations.is_revoked(message.task_id)
-        if is_revoked or desk.is_late(message.expires):
-            await desk.callers.decide(conversation_id, REVOKED if is_revoked else EXPIRED)
+        is_revoked = await context.revocations.is_revoked(message.task_id)
+        if is_revoked or context.is_late(message.expires):
+            await context.callers.decide(conversation_id, REVOKED if is_revoked else EXPIRED)
             await self.complete(conversation_id)
             return
         failpoint("door.before_begin")
         try:
-            spec = request.with_timing(timing_of(request, message.eta, message.expires, desk.store.clock.now()))
-            await desk.begin(spec, conversation_id, message.task_id, awaited=CELERY, archive=archive)
+            spec = request.with_timing(timing_of(request, message.eta, message.expires, context.store.clock.now()))
+            await context.begin(spec, conversation_id, message.task_id, awaited=CELERY, archive=archive)
         except (UsageError, AdmissionRefused):
-            await desk.callers.forget(conversation_id)
+            await context.callers.forget(conversation_id)
             raise
-        await desk.callers.keep(caller)
+        await context.callers.keep(caller)
         failpoint("door.begun")
         await self._stop_if_revoked(message.task_id)
 
     async def revoke(self, task_id: str) -> None:
-        """Stop a run, whether it has begun or not. Idempotent; one that has ended is left alone."""
-        desk, conversation_id = self._desk, conversation_of_task(task_id)
-        await desk.revocations.revoke(task_id)
-        caller = await desk.callers.of(conversation_id)
-        if caller is None or caller.is_answered or not desk.is_own(caller):
+        """Stop a run, started or not. Idempotent; a run that has ended does not change."""
+        context = self._desk
+        conversation_id = conversation_of_task(task_id)
+        await context.revocations.revoke(task_id)
+        caller = await context.callers.of(conversation_id)
+        if caller is None or caller.is_answered or not context.is_own(caller):
             return
-        meta = await desk.meta(conversation_id)
-        if not await desk.outcome(caller, meta):
+        meta = await context.meta(conversation_id)
+        if not await context.outcome(caller, meta):
             if meta:
-                await desk.client.cancel(conversation_id)
-            await desk.callers.decide(conversation_id, REVOKED)
+                await context.client.cancel(conversation_id)
+            await context.callers.decide(conversation_id, REVOKED)
         await self.complete(conversation_id)
 
     async def _stop_if_revoked(self, task_id: str) -> None:
-        """Stop a run that works although its task was revoked: it began after the revocation had looked for it."""
-        desk, conversation_id = self._desk, conversation_of_task(task_id)
-        if not await desk.revocations.is_revoked(task_id):
+        """Stop a run whose task is revoked: it may have started after the revocation looked for it."""
+        context = self._desk
+        conversation_id = conversation_of_task(task_id)
+        if not await context.revocations.is_revoked(task_id):
             return
-        meta = await desk.meta(conversation_id)
+        meta = await context.meta(conversation_id)
         state = meta.get("state", "")
         if not meta or (state in set(AgentState) and is_settled(AgentState(state))):
             return
-        if not any(map(_ends, await desk.client.log.read(conversation_id))):  # else a person has continued it
-            await desk.client.cancel(conversation_id)
-            await desk.callers.decide(conversation_id, REVOKED)
+        if not any(map(_ends, await context.client.log.read(conversation_id))):  # otherwise a user has continued it
+            await context.client.cancel(conversation_id)
+            await context.callers.decide(conversation_id, REVOKED)
 
     async def complete(self, conversation_id: str) -> None:
-        """Complete the task of a run whose outcome is decided; do nothing if it is not. Idempotent.
+        """Complete the task of a run whose outcome is decided; do nothing if it is undecided. Idempotent.
 
-        If the broker or the result backend is away, or this door dies, the sweep over those who wait tries again.
+        If the broker or the result backend is unavailable, or this worker crashes, the sweep over callers tries again.
         """
         callers = self._desk.callers
         caller = await callers.of(conversation_id)
@@ -193,12 +196,14 @@ class Runs:
         await callers.look_later(caller)
         if not await callers.lock(conversation_id, new_key()):
             return
-        now = await callers.of(conversation_id)  # another door may have completed it, and given the lock back
+        now = await callers.of(conversation_id)  # another worker may have completed it, and released the lock
         if now is None or now.is_answered:
             return
         failpoint("door.before_result")
         await self.announce_start(now, ends=True)
-        outcome, kept, results = json.loads(text), caller.kept or {}, self._desk.results
+        outcome = json.loads(text)
+        kept = caller.kept or {}
+        results = self._desk.results
         value, failure = _ending_of(outcome)
         settle = partial(
             results.settle,
@@ -210,29 +215,30 @@ class Runs:
         try:
             await self._in_thread(settle)
         except RETRIED as error:
-            _log.warning("the task %s cannot be completed now; it is tried again: %s", ascii(caller.name), error)
+            _log.warning("cannot complete the task %s now; retrying: %s", ascii(caller.name), error)
             return
         failpoint("door.before_answered")
         await callers.answered(conversation_id)
 
     async def in_flight(self, *, has_started: bool) -> list[dict[str, Any]]:
-        """Return runs that wait for their end, as Celery's remote control shows tasks; each door shows the same.
+        """Return unfinished runs as Celery's remote control shows tasks; every ingress worker returns the same.
 
         Args:
-            has_started: those whose agents work; otherwise those that have not started.
+            has_started: return those whose agents work; otherwise those that have not started.
         """
-        found, others = list[Caller](), 0
+        found = list[Caller]()
+        others = 0
         for names in self._desk.store.all_shards:
             waiting, more = await self._desk.callers.waiting(names, limit=MOST_LOOKED_AT)
             found += [caller for caller in waiting if self._is_shown(caller) and bool(caller.started_ms) == has_started]
             others += more
         if len(found) > MOST_SHOWN or others:
             rest = max(0, len(found) - MOST_SHOWN)
-            _log.warning("the answer leaves out %d runs, and %d that were not looked at", rest, others)
+            _log.warning("the answer omits %d runs, and %d that were not read", rest, others)
         return [_info_of(caller) for caller in found[:MOST_SHOWN]]
 
     async def query(self, task_ids: Sequence[str]) -> dict[str, tuple[str, dict[str, Any]]]:
-        """Return those of the tasks that are runs without an end, each with its state as Celery names it."""
+        """Return the tasks that are unfinished runs, each with its Celery state."""
         found = {}
         for task_id in task_ids:
             caller = await self._desk.callers.of(conversation_of_task(task_id))
@@ -244,7 +250,7 @@ class Runs:
         return caller.kind == CELERY and self._desk.is_own(caller)
 
     async def announce_start(self, caller: Caller, *, ends: bool = False) -> None:
-        """Send the event that an agent has started, once over all doors, with the time that the log has.
+        """Send the event that an agent has started, once over all workers, with the time from the log.
 
         Args:
             ends: its task is completed now; if the agent has not started, its start is never announced.
@@ -264,8 +270,9 @@ class Runs:
             await self._announce("started", caller.name, timestamp=started_ms / 1000)
 
     async def _runtime_seconds(self, conversation_id: str, outcome: Mapping[str, Any]) -> float | None:
-        """Return how long an agent has worked, from its start to its last event; None: it has no summary."""
-        caller, updated = await self._desk.callers.of(conversation_id), (outcome.get("summary") or {}).get("updated")
+        """Return how long an agent has worked, from its start to its last event; None if it has no summary."""
+        caller = await self._desk.callers.of(conversation_id)
+        updated = (outcome.get("summary") or {}).get("updated")
         if caller is None or not caller.started_ms or not updated:
             return None
         return max(0.0, datetime.fromisoformat(updated).timestamp() - caller.started_ms / 1000)
@@ -274,7 +281,7 @@ class Runs:
         await self._in_thread(partial(self._desk.results.announce, kind, task_id, **fields))
 
     async def _repeat(self, caller: Caller, message: RunMessage) -> None:
-        """Store the result of a task again that was completed before; its producer may have lost it."""
+        """Store the result of a completed task again; its producer may have lost it."""
         if caller.outcome and not message.kept.get("ignore_result"):
             value, failure = _ending_of(json.loads(caller.outcome))
             await self._in_thread(partial(self._desk.results.repeat, caller.name, value, failure=failure))
@@ -284,7 +291,7 @@ class Runs:
 
 
 def _ending_of(outcome: Mapping[str, Any]) -> tuple[Any, Exception | None]:
-    """Return the value of a task and how it has failed, from its outcome."""
+    """Return the result and the failure of a task from its outcome."""
     if outcome["status"] == SUCCESS:
         return outcome["summary"], None
     if "failure" in outcome:
@@ -315,30 +322,30 @@ def _starts(event: Event) -> bool:
 
 
 def _ends(event: Event) -> bool:
-    """Say whether an event asks for the end of a conversation, or reports it."""
+    """Return whether an event requests the end of a conversation, or reports it."""
     if isinstance(event, ChangeAgentStateAction):
         return event.agent_state is AgentState.STOPPED
     return isinstance(event, AgentStateChangedObservation) and event.agent_state in TERMINAL_STATES
 
 
 def timing_of(request: TaskSpec, eta: datetime | None, expires: datetime | None, now: datetime) -> Timing:
-    """Return when a conversation may begin: what the message says and what the request says both hold."""
+    """Return when a conversation may start: the times of the message and of the request both apply."""
     begins = [moment for moment in (eta, request.timing().begins(now)) if moment is not None]
     ends = [moment for moment in (expires, request.timing().ends(now)) if moment is not None]
     due = max(begins, default=None)
     if due is not None and due <= now and not ends:
-        return Timing()  # it is begun at once, as a message without a time is
+        return Timing()  # it starts at once, like a message without a time
     return Timing(not_before=due, expires=min(ends, default=None))
 
 
 def within(request: TaskSpec, time_limits: Sequence[Any] | None) -> tuple[TaskSpec, str]:
-    """Return a request whose agent also keeps to Celery's time limits, and the exception of the one that bounds it.
+    """Return a request whose agent also observes Celery's time limits, and the exception of the limit that bounds it.
 
     Args:
-        time_limits: the hard and the soft one, in seconds; None and 0: there is none.
+        time_limits: the hard and the soft one, in seconds; None and 0 mean no limit.
 
     Raises:
-        UsageError: one is no time.
+        UsageError: one is not a duration.
     """
     names = (HARD_LIMIT, SOFT_LIMIT)
     found = [(float(seconds), name) for seconds, name in zip(time_limits or (), names, strict=False) if seconds]
@@ -355,12 +362,12 @@ def within(request: TaskSpec, time_limits: Sequence[Any] | None) -> tuple[TaskSp
 
 
 def priority_of(number: int) -> PriorityName:
-    """Return our name for a priority of Celery's over Redis, 1 to 9."""
+    """Return our name of Celery's priority over Redis, 1 to 9."""
     return next((name for last, name in PRIORITIES if number <= last), "batch")
 
 
 def refuse_key(fields: Mapping[str, Any]) -> None:
-    """Refuse a key beside the one that the way in has already.
+    """Refuse an idempotency key in the request: the id of the task or entry is the key.
 
     Raises:
         UsageError: there is one.

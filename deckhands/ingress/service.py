@@ -1,6 +1,6 @@
-"""The loop of a door worker: a member of the cluster that looks out, reads the inbox, and serves Celery's tasks.
+"""The loop of an ingress worker: a cluster member that watches outcomes, reads the inbox, and runs Celery's tasks.
 
-Holds: a door that was swept has nothing that others took over; it starts over under a new name.
+Holds: a worker that was swept owns nothing any more, because others took over; it restarts under a new name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class Door:
-    """Everything a door worker does; a `LoopService`."""
+    """An ingress worker; a `LoopService`."""
 
     def __init__(self, settings: BrokerSettings, results: TaskResults, evaluations: Evaluations) -> None:
         self._settings, self._results, self._evaluations = settings, results, evaluations
@@ -44,12 +44,14 @@ class Door:
         store = await open_store(settings.url, shards=settings.shards, patience_seconds=None, opening_seconds=None)
         for warning in store.warnings:
             _log.error("%s", warning)
-        desk = Desk(store, self._results, settings.broker_name)
-        self.runs, self.orders, self._store = Runs(desk), Orders(desk), store
+        context = Desk(store, self._results, settings.broker_name)
+        self.runs = Runs(context)
+        self.orders = Orders(context)
+        self._store = store
         self._is_open.set()
         try:
             while not stop.is_set():
-                self._life = life = _Life(desk, self.runs, settings, self._evaluations)
+                self._life = life = _Life(context, self.runs, settings, self._evaluations)
                 with HeartbeatThread(settings.url, life.membership) as heartbeat_thread:
                     async with life.membership.handing_back():
                         await life.run(stop, on_beat=heartbeat_thread.loop_turned)
@@ -61,7 +63,7 @@ class Door:
         await self._is_open.wait()
 
     async def note_unusable(self, task_id: str, error: UsageError) -> None:
-        """Note a Celery message that cannot be used; `deckhands dead ls` lists it, and a metric counts it."""
+        """Record an invalid Celery message; `deckhands dead ls` lists it, and a metric counts it."""
         await Unreadable(self._store).put_aside(self._store.all_shards[0], QUEUE, task_id, (), error)
 
     def report(self) -> Mapping[str, Any]:
@@ -73,15 +75,15 @@ class Door:
 
 
 class _Life:
-    """One life of the worker under one name."""
+    """The worker under one name, until it stops or is swept."""
 
-    def __init__(self, desk: Desk, runs: Runs, settings: BrokerSettings, evaluations: Evaluations) -> None:
+    def __init__(self, context: Desk, runs: Runs, settings: BrokerSettings, evaluations: Evaluations) -> None:
         self.worker_id = new_worker_id("door")
-        self.watcher = OutcomeWatcher(desk, runs, self.worker_id)
-        self.inbox = Inboxes(desk, self.worker_id)
-        self._store, self._log = desk.store, desk.log
+        self.watcher = OutcomeWatcher(context, runs, self.worker_id)
+        self.inbox = Inboxes(context, self.worker_id)
+        self._store, self._log = context.store, context.log
         self._evaluations = evaluations
-        self.membership = Membership(desk.store, self.worker_id, "door", ttl_seconds=settings.heartbeat_ttl_seconds)
+        self.membership = Membership(context.store, self.worker_id, "door", ttl_seconds=settings.heartbeat_ttl_seconds)
 
     async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
         """Work until stopped or swept."""

@@ -1,4 +1,4 @@
-"""The Celery tasks of the door, as they are called by name; docs/producing-work.md describes them."""
+"""The Celery tasks of the ingress; docs/producing-work.md describes them."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from deckhands.ingress.service import Door
 from deckhands.ingress.task_results import KEPT, RETRIED, TaskResults, revoked
 
 MAX_BROADCASTS = 100
-"""How many broadcasts that revoke tasks wait for their turn; one more is refused."""
+"""How many revoke broadcasts may wait; further ones are refused."""
 REVOCATIONS_AT_ONCE = 4
 LOOK_SECONDS = 2.0
-"""How long remote control waits for the store, and all other commands behind it."""
+"""How long a remote control command, and all commands queued behind it, wait for the store."""
 MAX_NOTES = 100
-"""How many notes of messages that cannot be used may be written at the same time."""
+"""How many invalid messages may be recorded at the same time."""
 
 _log = logging.getLogger(__name__)
 
 
 class DoorTasks:
-    """Registers the tasks of the door with an application, and calls into its loop."""
+    """Registers the tasks of the ingress with an application, and runs them on the worker's loop."""
 
     def __init__(self, app: Celery, door: Door, loop: LoopThread, results: TaskResults) -> None:
         self._app, self._door, self._loop, self._results = app, door, loop, results
@@ -54,14 +54,14 @@ class DoorTasks:
             Request = f"{DoorRequest.__module__}:{DoorRequest.__qualname__}"
             typing = False
             send_events = False
-            """The door sends them, see `runs`."""
+            """The ingress worker sends them itself, see `runs`."""
 
             def run(self, *previous: Any, **options: Any) -> None:
                 """Start the run."""
                 ours.run(self.request, previous, options)
 
         class Submit(Task):  # type: ignore[misc]
-            """Begins a conversation; its result is the id."""
+            """Creates a conversation; its result is the id."""
 
             name = "deckhands.submit"
             throws = Run.throws
@@ -69,8 +69,9 @@ class DoorTasks:
             typing = False
 
             def run(self, *previous: Any, **options: Any) -> str:
-                """Begin it."""
-                task_id, refused = self.request.id, _refused_in(self.request)  # the loop's thread has no task
+                """Create the conversation."""
+                task_id = self.request.id  # the loop's thread has no current task
+                refused = _refused_in(self.request)
                 eta, expires, limits = (getattr(self.request, name, None) for name in (BEGINS, EXPIRES, LIMITS))
 
                 async def submit() -> str:
@@ -89,15 +90,15 @@ class DoorTasks:
             app.register_task(self._order(what))
 
     def run(self, request: Any, previous: Sequence[Any], options: Mapping[str, Any]) -> None:
-        """Take the message of a run.
+        """Process the message of a run.
 
         Raises:
-            Ignore: the run has started. Its door completes the task when the agent has ended.
+            Ignore: the run has started. An ingress worker completes the task when the agent has ended.
             TaskFailure: the request is refused.
         """
         kept = {name: getattr(request, name, None) for name in KEPT}
         eta = expires = None
-        refused = _refused_in(request)  # for `take` to say: a second message of a run that is there changes nothing
+        refused = _refused_in(request)  # decided in `take`: a second message of an existing run changes nothing
         try:
             eta, expires = (moment_in(getattr(request, name, None)) for name in (BEGINS, EXPIRES))
         except UsageError as error:
@@ -118,7 +119,7 @@ class DoorTasks:
         raise Ignore
 
     def look(self, ask: Callable[[Runs], Coroutine[Any, Any, Any]]) -> Any:
-        """Ask something of the runs, for remote control, and return the answer.
+        """Call a function of the runs for remote control, and return its result.
 
         Raises:
             TimeoutError: the store does not answer.
@@ -130,16 +131,16 @@ class DoorTasks:
             answer.cancel()
 
     def revoke(self, task_ids: Sequence[str]) -> bool:
-        """Stop runs, one after the other; returns at once, and says whether there was room for it."""
+        """Stop runs, one after the other. Returns at once: False if too many calls are waiting already."""
         if not self._broadcasts.acquire(blocking=False):
             return False
         self._begin(self._revoke_each, task_ids).add_done_callback(lambda _: self._broadcasts.release())
         return True
 
     def note_unusable(self, task_id: str, name: str, reason: str) -> None:
-        """Note a message that cannot be used among the unreadable entries; returns at once.
+        """Record an invalid message among the unreadable entries. Returns at once.
 
-        If many are being noted already, this one is in the log only.
+        If many are being recorded already, this one is only logged.
         """
         if not self._notes.acquire(blocking=False):
             return
@@ -148,10 +149,10 @@ class DoorTasks:
         note.add_done_callback(lambda _: self._notes.release())
 
     def checked(self, ask: Any) -> Any:
-        """Run a coroutine of the door on its loop.
+        """Run a coroutine on the worker's loop.
 
         Raises:
-            RequestRefused: what was asked cannot be used.
+            RequestRefused: the request is invalid.
         """
         try:
             return self.call(ask)
@@ -161,14 +162,14 @@ class DoorTasks:
             raise raised(refusal(error)) from error
 
     def checked_in_time(self, ask: Any, task: Task) -> Any:
-        """Do what `checked` does, for a task whose message may have expired; raises what `_revoke_expired` does too."""
+        """Do what `checked` does, for a message that may have expired. Also raises what `_revoke_expired` raises."""
         try:
             return self.checked(ask)
         except TaskExpired:
             _revoke_expired(self._results, task.request, task.name)
 
     def call(self, ask: Any, *arguments: Any) -> Any:
-        """Run a coroutine of the door on its loop, however long the store is away, and return its result."""
+        """Run a coroutine on the worker's loop, however long the store is unavailable, and return its result."""
         return self._begin(ask, *arguments).result()
 
     async def _revoke_each(self, task_ids: Sequence[str]) -> None:
@@ -190,7 +191,7 @@ class DoorTasks:
         ours = self
 
         class Order(Task):  # type: ignore[misc]
-            """Asks something of a conversation; see `orders`."""
+            """Performs a command on a conversation; see `orders`."""
 
             name = f"deckhands.{what}"
             throws = (TaskFailure,)
@@ -198,12 +199,14 @@ class DoorTasks:
             typing = False
 
             def run(self, *arguments: Any, **options: Any) -> dict[str, Any]:
-                """Do it."""
-                task_id, refused = self.request.id, _refused_in(self.request)
+                """Perform it."""
+                task_id = self.request.id
+                refused = _refused_in(self.request)
                 eta, expires = (getattr(self.request, name, None) for name in (BEGINS, EXPIRES))
 
                 async def carry_out() -> dict[str, Any]:
-                    orders, until = ours._door.orders, moment_in(expires)
+                    orders = ours._door.orders
+                    until = moment_in(expires)
                     return await orders.carry_out(
                         what, task_id, arguments, options, eta=eta, expires=until, refused=refused
                     )
@@ -227,7 +230,7 @@ def evaluate_task(evaluations: Evaluations, results: TaskResults) -> Task:
         send_events = False
 
         def run(self, *previous: Any, **options: Any) -> None:
-            """Begin it; the command that carries it out completes the task."""
+            """Start it; the command that drives it completes the task."""
             request = self.request
             announce = partial(results.announce, task_id=request.id, task=EVALUATE)
             received = cache(partial(announce, "received", **shown_of(request)))
@@ -266,7 +269,7 @@ def evaluate_task(evaluations: Evaluations, results: TaskResults) -> Task:
 
 
 def shown_of(request: Any) -> dict[str, Any]:
-    """Return what monitors see of a message when it is received: its arguments are cut and masked by then."""
+    """Return the fields of a received message that monitors see: its arguments are cut and masked already."""
     return {
         "args": getattr(request, "argsrepr", None),
         "kwargs": getattr(request, "kwargsrepr", None),
@@ -279,11 +282,11 @@ def shown_of(request: Any) -> dict[str, Any]:
 
 
 def _revoke_expired(results: TaskResults, request: Any, task: str) -> NoReturn:
-    """Complete a task that was not taken up in time, as Celery does.
+    """Complete an expired task, as Celery does.
 
     Raises:
         Ignore: it is complete.
-        Reject: the result backend is away; the message comes back.
+        Reject: the result backend is unavailable; the message is redelivered.
     """
     kept = {name: getattr(request, name, None) for name in KEPT}
     try:
@@ -294,6 +297,6 @@ def _revoke_expired(results: TaskResults, request: Any, task: str) -> NoReturn:
 
 
 def _refused_in(request: Any) -> UsageError | None:
-    """Return why what follows a task cannot be used; None: it can, or nothing follows."""
+    """Return why the callbacks of a task are invalid; None: they are valid, or there are none."""
     refused = getattr(request, REFUSED, None)
     return None if refused is None else UsageError(refused[0], remedy=refused[1])

@@ -32,7 +32,7 @@ from deckhands.server.openapi.document import document_of, operation_id
 from deckhands.server.problems import add_problems
 from deckhands.server.protocols import a2a, chat, mcp_route, responses
 from deckhands.server.protocols.agent_tools import AgentTools
-from deckhands.server.web import routes as web
+from deckhands.server.web import pages
 from deckhands.server.web.overviews import Overviews
 
 VERSION = "1"
@@ -53,12 +53,12 @@ ROUTERS = (
     responses.routes,
     mcp_route.routes,
     a2a.routes,
-    web.routes,
+    pages.routes,
 )
 DESCRIPTION = """Conversations with AI agents that work in a cluster of Deckhands.
 
 Errors are problem details (RFC 9457) with a stable `code`. Requests that change something take an `Idempotency-Key`
-where one is named. Streams resume behind any event."""
+where one is named. Streams resume after any event."""
 
 
 def make_app(gateway: Gateway) -> FastAPI:
@@ -85,13 +85,13 @@ def make_app(gateway: Gateway) -> FastAPI:
 
 @contextlib.asynccontextmanager
 async def _running(app: FastAPI) -> AsyncGenerator[None]:
-    """Answer MCP while the server runs."""
+    """Run the MCP session manager while the server runs."""
     async with app.state.agent_tools.manager.run():
         yield
 
 
 def guarded(gateway: Gateway) -> ASGIApp:
-    """Return the application with its guard, as it is served."""
+    """Return the application behind its guard, as it is served."""
     app: ASGIApp = Guard(make_app(gateway), gateway)
     if gateway.options.origins:
         app = CORSMiddleware(

@@ -1,4 +1,4 @@
-"""The cluster behind a server: whether it makes progress, its workers, queues, budgets, and what is on offer."""
+"""The cluster behind a server: readiness, workers, queues, quotas, budgets, and offers (tools, agents, models)."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ STREAMS = {"ready": "controllers", "ready:interactive": "controllers"}
 
 
 class Alive(BaseModel):
-    """The server answers."""
+    """The server is alive."""
 
     status: str = Field(default="ok", examples=["ok"])
 
 
 class Readiness(BaseModel):
-    """Whether newly accepted work makes progress, and which part does not."""
+    """Whether newly accepted tasks make progress, and which part does not work."""
 
     ready: bool
     store: bool = Field(description="the store takes calls")
@@ -48,7 +48,7 @@ class Readiness(BaseModel):
 
 
 class Worker(BaseModel):
-    """A worker; `left_seconds` is how long its heartbeat still holds, negative once it has lapsed."""
+    """A worker. `left_seconds` is the time until its heartbeat lapses; negative: it has lapsed."""
 
     worker_id: str = Field(examples=["n1:controller:4711"])
     role: str = Field(examples=["controller"])
@@ -57,12 +57,12 @@ class Worker(BaseModel):
 
 
 class Queue(BaseModel):
-    """A stream of wake-ups of one shard, and what waits.
+    """A stream of wake-ups of one shard, and its length.
 
     Attributes:
         waiting: entries that no worker has received.
         pending: entries that a worker has received and not acknowledged.
-        in_line: conversations that wait to get into it.
+        in_line: conversations that wait for their turn to enter the stream.
     """
 
     shard: int = Field(examples=[0])
@@ -73,7 +73,7 @@ class Queue(BaseModel):
 
 
 class Queues(BaseModel):
-    """The queues of all shards; `parked` wait for a time, `dead` for a person."""
+    """The queues of all shards. `parked` conversations wait for a time; `dead` ones need an operator."""
 
     queues: list[Queue]
     parked: int = Field(examples=[3])
@@ -81,7 +81,7 @@ class Queues(BaseModel):
 
 
 class Budget(BaseModel):
-    """The current state of an account; `limit_usd` is null where there is no limit."""
+    """The current state of an account; `limit_usd` is null if there is no limit."""
 
     account: str = Field(examples=["tenant:acme"])
     limit_usd: float | None = Field(examples=[25.0])
@@ -94,13 +94,13 @@ class Budget(BaseModel):
 
     @classmethod
     def of(cls, account: Account) -> Self:
-        """Return an account of the ledger."""
+        """Convert an account of the ledger."""
         names = ("limit_usd", "spent_usd", "reserved_usd", "lost_usd", "left_usd", "calls", "waiting")
         return cls(account=account.name, **{name: getattr(account, name) for name in names})
 
 
 class QuotaLimit(BaseModel):
-    """One limit of a key: `left` of the part of it that may be used `at_once`."""
+    """One limit of a key. `left` remains of `at_once`, the part that may be used now."""
 
     name: str = Field(examples=["requests a minute"])
     limit: float = Field(examples=[600.0])
@@ -112,10 +112,10 @@ class QuotaKey(BaseModel):
     """One key of a quota.
 
     Attributes:
-        name: the environment variable of controller workers that has it, or `own`.
-        blocked_seconds: how long the provider has asked to wait; 0: not at all.
-        share: of its limits that is used since the provider has refused calls; 1: all.
-        binds: the limit that lets no further call through now; empty: none does.
+        name: the environment variable of the controller workers that holds the key, or `own`.
+        blocked_seconds: how long the provider has asked to wait; 0 if not at all.
+        share: the share of its limits in use since the provider refused calls; 1 means all.
+        binds: the limit that blocks further calls now; empty if none does.
     """
 
     name: str = Field(examples=["own"])
@@ -127,7 +127,7 @@ class QuotaKey(BaseModel):
 
 
 class ShownQuota(BaseModel):
-    """The quota of some models: `waiting` conversations stand in its queue."""
+    """The quota of some models. `waiting` is the number of conversations in its queue."""
 
     models: str = Field(examples=["openai/*"])
     waiting: int = Field(examples=[2])
@@ -135,7 +135,7 @@ class ShownQuota(BaseModel):
 
 
 class NewLimit(JsonBody):
-    """What an account may spend; null: as much as it wants. The reason is recorded."""
+    """The spending limit of an account; null means unlimited. The reason is recorded."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -160,12 +160,12 @@ class Offered(BaseModel):
 
 
 class OfferedModels(BaseModel):
-    """What a conversation of the key's tenant may name as its `model`.
+    """The models that a conversation of the key's tenant may name as its `model`.
 
     Attributes:
-        names: all that it may name; one that ends with `/*` stands for each model of a provider.
-        profiles: those that are profiles of the controller workers.
-        defaults: the models that are used if none is named.
+        names: all allowed names; one that ends with `/*` stands for every model of a provider.
+        profiles: the names that are profiles of the controller workers.
+        defaults: the models used if none is named.
     """
 
     names: list[str] = Field(examples=[["anthropic/claude-sonnet-4-5", "gemini/*", "long", "spare"]])
@@ -174,7 +174,7 @@ class OfferedModels(BaseModel):
 
 
 class ShownOperation(BaseModel):
-    """Something that was done, or tried, through the server."""
+    """An operation that was done, or tried, through the server."""
 
     id: str = Field(examples=["1763916000000-0"])
     at: AwareDatetime = Field(examples=[MOMENT])
@@ -185,23 +185,23 @@ class ShownOperation(BaseModel):
     reason: str = Field(examples=["25.0 USD: the contract of March"])
 
 
-@routes.get("/health", summary="Say whether the server answers")
+@routes.get("/health", summary="Check that the server is alive")
 async def health() -> Alive:
-    """Answer without a key, and without asking the store."""
+    """Report that the server is alive. Needs no key and does not ask the store."""
     return Alive()
 
 
 @routes.get(
-    "/ready", response_model=Readiness, responses={503: {"model": Readiness}}, summary="Say whether work makes progress"
+    "/ready", response_model=Readiness, responses={503: {"model": Readiness}}, summary="Check that work makes progress"
 )
 async def ready(gateway: GatewayOf) -> Response:
-    """Say whether a task accepted now would make progress, by the workers' heartbeats, which only progress sends."""
+    """Report whether a task accepted now would make progress. Only progress sends the workers' heartbeats."""
     found = await readiness(gateway)
     return JSONResponse(found.model_dump(), 200 if found.ready else 503)
 
 
 async def readiness(gateway: Gateway) -> Readiness:
-    """Return what works."""
+    """Return which parts of the cluster work."""
     try:
         async with asyncio.timeout(READY_SECONDS):
             roles = {member.role for member in await members(gateway.store) if member.left_seconds > 0}
@@ -213,7 +213,7 @@ async def readiness(gateway: Gateway) -> Readiness:
 
 @routes.get("/workers", summary="List workers")
 async def workers(gateway: GatewayOf, _principal: AdminOfAll) -> list[Worker]:
-    """List the workers of the cluster, the longest silent first."""
+    """List the workers of the cluster, longest silent first."""
     return [
         Worker(
             worker_id=member.worker_id,
@@ -238,8 +238,11 @@ async def metrics(gateway: GatewayOf, _principal: AdminOfAll) -> Response:
 
 @routes.get("/queues", summary="Show queues")
 async def queues(gateway: GatewayOf, _principal: AdminOfAll) -> Queues:
-    """Show how much waits for controller workers, in each shard."""
-    store, found, parked, dead = gateway.store, [], 0, 0
+    """Show the backlog for controller workers in each shard."""
+    store = gateway.store
+    found = []
+    parked = 0
+    dead = 0
     for names in store.all_shards:
         for name, group in STREAMS.items():
             stream, line = f"{names.root}:{name}", f"{names.root}:turns:{name}"
@@ -261,13 +264,13 @@ def _facts(flat: list[Any]) -> dict[str, str]:
 
 @routes.get("/quotas", summary="Show quotas")
 async def quotas(gateway: GatewayOf, _principal: AdminOfAll) -> list[ShownQuota]:
-    """Show what is left of the quotas of models, who waits for them, and which limit holds them up."""
+    """Show the remaining quotas of models, the conversations waiting for them, and the limits that bind."""
     return [ShownQuota.model_validate(asdict(found)) for found in await quotas_of(gateway.store)]
 
 
 @routes.get("/budgets", summary="List budgets")
 async def budgets(gateway: GatewayOf, principal: Reader) -> list[Budget]:
-    """List what the tenant of the key and its experiments may spend, and what they have; for a key of all, all."""
+    """List the budgets and spending of the key's tenant and its experiments; a key for all tenants lists all."""
     found = await Ledger(gateway.store).accounts()
     return [Budget.of(account) for account in found if _is_theirs(account.name, principal)]
 
@@ -278,13 +281,13 @@ def _is_theirs(account: str, principal: Principal) -> bool:
 
 
 def _limit_tag(account: Account) -> str:
-    """Return the ETag of what a person has set; what is spent meanwhile is no reason not to change it."""
+    """Return the ETag of the configured limit. Spending does not change it."""
     return etag_of(NewLimit(limit_usd=account.limit_usd, reason="-"))
 
 
 @routes.get("/budgets/{account:path}", summary="Show a budget")
 async def budget(gateway: GatewayOf, principal: Reader, account: AccountName, response: Response) -> Budget:
-    """Show what an account may spend and has spent, with an ETag of its limit."""
+    """Show the budget and the spending of an account, with an ETag of its limit."""
     account_path(account)
     if not _is_theirs(account, principal):
         raise Problem(404, "unknown_account", "There is no such account.")
@@ -302,7 +305,7 @@ async def set_budget(
     *,
     precondition: IfMatch,
 ) -> Budget:
-    """Set what an account may spend. Conversations that wait for it continue."""
+    """Set the budget of an account. Conversations that wait for it continue."""
     account_path(account)
     ledger = Ledger(gateway.store)
 
@@ -333,7 +336,7 @@ async def agents(gateway: GatewayOf, _principal: Reader) -> Offered:
 
 @routes.get("/models", summary="List models on offer")
 async def models(gateway: GatewayOf, principal: Reader) -> OfferedModels:
-    """List the models that running controller workers offer to the key's tenant. No other can be named."""
+    """List the models that running controller workers offer to the key's tenant. Other models cannot be named."""
     tenant = None if principal.sees_all else principal.tenant
     offered, profiles, defaults = set[str](), set[str](), set[str]()
     for member in await members(gateway.store):
@@ -347,14 +350,14 @@ async def models(gateway: GatewayOf, principal: Reader) -> OfferedModels:
     return OfferedModels(names=sorted(offered), profiles=sorted(profiles), defaults=sorted(defaults))
 
 
-@routes.get("/operations", summary="Show what was done through the server")
+@routes.get("/operations", summary="List operations through the server")
 async def operations(
     gateway: GatewayOf,
     _principal: AdminOfAll,
     before: Annotated[str, Query(pattern=OPERATION_ID, description="the id of an entry: only older ones")] = "",
     limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
 ) -> list[ShownOperation]:
-    """Show what has no log of a conversation, newest first: deletions, budgets, schedules, uploads, forks."""
+    """List operations that no conversation log records, newest first: deletions, budgets, schedules, uploads, forks."""
     found = await gateway.operations.latest(before=before, limit=limit)
     return [
         ShownOperation(

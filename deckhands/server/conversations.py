@@ -1,4 +1,4 @@
-"""Conversations: begin, list, read, and act on one."""
+"""Conversations: create, list, read, and act on one."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ Act = Callable[[Client], Awaitable[Any]]
 
 
 def _body(principal: Principal, request: TaskSpec) -> TaskSpec:
-    """Return a request, limited to the key's tenant.
+    """Return a task, limited to the key's tenant.
 
     Raises:
-        UsageError: it names another tenant, or a key beside the header.
+        UsageError: the task names another tenant, or an idempotency key besides the header.
     """
     if request.idempotency_key is not None:
         raise UsageError("idempotency_key: the header Idempotency-Key is the key here.", remedy="Leave it out.")
@@ -81,7 +81,7 @@ def _body(principal: Principal, request: TaskSpec) -> TaskSpec:
 
 
 def _continued(request: Request, task: TaskSpec) -> TaskSpec:
-    """Return the task with the trace of the request, if its header names one."""
+    """Return the task with the trace context of the request, if its header has one."""
     found = checked_traceparent(request.headers.get("traceparent"))
     return task if found is None or task.traceparent else task.model_copy(update={"traceparent": found})
 
@@ -89,13 +89,13 @@ def _continued(request: Request, task: TaskSpec) -> TaskSpec:
 async def begin(
     gateway: Gateway, principal: Principal, task: TaskSpec, own: str | None, *, is_watched: bool = False
 ) -> str:
-    """Begin a conversation for a principal, and return its id. Idempotent under the same key; see `Client.submit`.
+    """Create a conversation for a principal, and return its id. Idempotent under the same key; see `Client.submit`.
 
     Args:
-        is_watched: somebody wants pieces of its replies, from the first one on.
+        is_watched: stream pieces of its replies, from the first one on.
     """
     request = _body(principal, task).model_copy(update={"idempotency_key": own})
-    if own is None and request.tools:  # a repeated request is answered whatever is offered by now
+    if own is None and request.tools:  # a repeated request gets its answer even if the offers have changed
         await ToolOffers(gateway.store).choose(request.tools, limit_seconds=OFFERS_SECONDS)
     conversation_id = id_in(None, own)
     source = task.place().source
@@ -103,7 +103,8 @@ async def begin(
     if is_watched:
         await LiveText(gateway.store, conversation_id).announce()
     begun = await gateway.client.submit(request, conversation_id=conversation_id, role="server")
-    await gateway.uploads.claim(principal.tenant, conversation_id, source)  # after it: what is refused keeps its end
+    # last, so that the upload of a refused task still expires
+    await gateway.uploads.claim(principal.tenant, conversation_id, source)
     return begun
 
 
@@ -116,15 +117,16 @@ async def begin_once(
     *,
     is_watched: bool = False,
 ) -> str:
-    """Begin what a request asks for, and return the id; the same request under the same key means the same one.
+    """Create the conversation of a request, and return its id. A repeat under the same key returns the same id.
 
     Args:
-        is_watched: a reader wants pieces of its replies, from the first one on.
+        is_watched: stream pieces of its replies, from the first one on.
 
     Raises:
         KeyReused: the key belongs to another request.
     """
-    own, task = own_key(principal, key), _continued(request, task)
+    own = own_key(principal, key)
+    task = _continued(request, task)
     if own is None:
         return await begin(gateway, principal, task, None, is_watched=is_watched)
     await gateway.repeated.begin(own, await fingerprint(request))
@@ -136,11 +138,11 @@ async def begin_once(
         raise
 
 
-@routes.post("", status_code=201, response_model=Begun, summary="Begin a conversation")
+@routes.post("", status_code=201, response_model=Begun, summary="Create a conversation")
 async def create(
     gateway: GatewayOf, principal: Writer, request: Request, task: NewConversation, key: IdempotencyKey = None
 ) -> Response:
-    """Begin a conversation with a task. It takes the fields of docs/producing-work.md, but for `idempotency_key`."""
+    """Create a conversation with a task. It takes the fields of docs/producing-work.md except `idempotency_key`."""
     own = own_key(principal, key)
     traced = _continued(request, task)
 
@@ -160,16 +162,16 @@ async def listing(
     *,
     label: Annotated[list[str], Query(description="KEY=VALUE; all must match")] = [],  # noqa: B006
     tenant: Annotated[str | None, Query(description="for keys of all tenants", max_length=64)] = None,
-    model: Annotated[str, Query(description="a part of the name of the model that answered last", max_length=300)] = "",
-    min_cost_usd: Annotated[float, Query(ge=0, le=1e9, description="what it has cost at least")] = 0.0,
-    task: Annotated[str, Query(description="the id of a Celery task: its conversation", max_length=256)] = "",
+    model: Annotated[str, Query(description="a part of the name of the last model", max_length=300)] = "",
+    min_cost_usd: Annotated[float, Query(ge=0, le=1e9, description="its minimum cost")] = 0.0,
+    task: Annotated[str, Query(description="the id of a Celery task; only its conversation", max_length=256)] = "",
     ids: Annotated[list[str], Query(alias="id", description="only these, up to 100", max_length=MAX_IDS)] = [],  # noqa: B006
     cursor: Annotated[str, Query(description="`next_cursor` of the page before", max_length=200)] = "",
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> Response:
     """List the conversations of the key's tenant in the store, newest first.
 
-    Pages skip and repeat nothing while conversations begin or are deleted. A page may hold fewer than `limit`.
+    Pages skip and repeat nothing while conversations are created or deleted. A page may hold fewer than `limit`.
     """
     if unknown := sorted(set(state) - STATES):
         raise UsageError(
@@ -195,7 +197,7 @@ async def listing(
 
 
 def _listed(rows: Sequence[ConversationRow], place: Place | None) -> Response:
-    """Return a page. Rows are checked once, when they are read, because long pages are requested often."""
+    """Return a page. Rows are validated once, when read, because long pages are requested often."""
     page = {"conversations": [listed(row) for row in rows], "next_cursor": cursor_of(place)}
     text = json.dumps(page, ensure_ascii=False, separators=(",", ":"))
     return Response(text.encode("utf-8", "replace"), media_type="application/json")
@@ -224,18 +226,19 @@ Operated = Annotated[str, Depends(operated)]
 async def result_of(client: Client, conversation_id: str) -> Result:
     """Return a conversation and its summary, with whole texts, from the store or the archive."""
     events = await with_words(client, conversation_id, await client.events(conversation_id, is_lenient=True))
-    is_settled, summary = status_of(events).is_settled, summarize(events).as_json()
+    is_settled = status_of(events).is_settled
+    summary = summarize(events).as_json()
     return Result(conversation_id=conversation_id, is_settled=is_settled, summary=summary)
 
 
-@routes.get("/{conversation_id}", summary="Show a conversation", responses={304: {"description": "it is as it was"}})
+@routes.get("/{conversation_id}", summary="Show a conversation", responses={304: {"description": "it has not changed"}})
 async def show(
     gateway: GatewayOf,
     conversation_id: Seen,
     response: Response,
     if_none_match: Annotated[str | None, Header(alias="If-None-Match")] = None,
 ) -> Result:
-    """Show the summary of a conversation, also of one that is archived. The ETag changes with what is shown."""
+    """Show the summary of a conversation, archived ones included. The ETag changes with the summary."""
     found = await result_of(gateway.client, conversation_id)
     etag = etag_of(found)
     if if_none_match is not None and etag in if_none_match:
@@ -249,7 +252,7 @@ async def _done(client: Client, conversation_id: str) -> dict[str, Any]:
 
 
 class _Acts:
-    """One action on a conversation: recorded with its author and reason, once under its idempotency key."""
+    """Performs one action on a conversation: recorded with its author and reason, once per idempotency key."""
 
     def __init__(self, gateway: GatewayOf, request: Request, key: IdempotencyKey = None) -> None:
         self._gateway, self._request, self._key = gateway, request, key
@@ -257,10 +260,10 @@ class _Acts:
     async def __call__(
         self, principal: Principal, conversation_id: str, action: str, reason: str, act: Act, *, status: int = 202
     ) -> Response:
-        """Carry it out, and answer with its result, or else with the conversation's state afterwards.
+        """Perform the action, and return its result or, without one, the conversation's new state.
 
         Raises:
-            Problem: it is not possible in the conversation's current state.
+            Problem: the action is not possible in the conversation's current state.
         """
         own = own_key(principal, self._key)
         client = self._gateway.acting(principal, action, reason, key=own)
@@ -275,19 +278,19 @@ class _Acts:
                     if isinstance(error, ModelNotOffered):
                         raise
                     raise Problem(409, "conflict", error.message, remedy=error.remedy) from error
-                found = None  # an earlier attempt has done it, its answer was lost, and the conversation has moved on
+                found = None  # an earlier attempt succeeded, its answer was lost, and the conversation has moved on
             return found if isinstance(found, dict) else await _done(client, conversation_id)
 
         return await once(self._gateway, self._request, own, carry_out, status=status)
 
 
 Acts = Annotated[_Acts, Depends()]
-CONFLICT: dict[int | str, dict[str, Any]] = {409: {"description": "it is not in a state in which this can be done"}}
+CONFLICT: dict[int | str, dict[str, Any]] = {409: {"description": "its state does not allow this"}}
 
 
 @routes.post("/{conversation_id}/messages", status_code=202, response_model=Done, responses=CONFLICT)
 async def message(principal: Writer, conversation_id: Written, acts: Acts, new: NewMessage) -> Response:
-    """Send a message to the agent, which continues whatever its state."""
+    """Send a message to the agent, which then continues from any state."""
     return await acts(
         principal,
         conversation_id,
@@ -305,13 +308,13 @@ async def message(principal: Writer, conversation_id: Written, acts: Acts, new: 
 
 @routes.post("/{conversation_id}/pause", status_code=202, response_model=Done, responses=CONFLICT)
 async def pause(principal: Operator, conversation_id: Operated, acts: Acts, why: Reason) -> Response:
-    """Ask for a pause: what runs is finished, nothing new is started."""
+    """Pause: running work is finished, nothing new is started."""
     return await acts(principal, conversation_id, "pause", why.reason, lambda client: client.pause(conversation_id))
 
 
 @routes.post("/{conversation_id}/resume", status_code=202, response_model=Done, responses=CONFLICT)
 async def resume(principal: Operator, conversation_id: Operated, acts: Acts, why: Resumption) -> Response:
-    """Continue a conversation that was paused, was stopped or has failed."""
+    """Continue a conversation that was paused or stopped, or has failed."""
     return await acts(
         principal,
         conversation_id,
@@ -323,7 +326,7 @@ async def resume(principal: Operator, conversation_id: Operated, acts: Acts, why
 
 @routes.post("/{conversation_id}/confirm", status_code=202, response_model=Done, responses=CONFLICT)
 async def confirm(principal: Writer, conversation_id: Written, acts: Acts, answer: Confirmation) -> Response:
-    """Run the action that the agent asks about."""
+    """Run the action that awaits confirmation."""
     return await acts(
         principal,
         conversation_id,
@@ -335,7 +338,7 @@ async def confirm(principal: Writer, conversation_id: Written, acts: Acts, answe
 
 @routes.post("/{conversation_id}/reject", status_code=202, response_model=Done, responses=CONFLICT)
 async def reject(principal: Writer, conversation_id: Written, acts: Acts, answer: Rejection) -> Response:
-    """Refuse the action that the agent asks about. With a reason, the agent reads it and continues."""
+    """Reject the action that awaits confirmation. The agent reads the reason, if given, and continues."""
     return await acts(
         principal,
         conversation_id,
@@ -347,13 +350,13 @@ async def reject(principal: Writer, conversation_id: Written, acts: Acts, answer
 
 @routes.post("/{conversation_id}/cancel", status_code=202, response_model=Done, responses=CONFLICT)
 async def cancel(principal: Operator, conversation_id: Operated, acts: Acts, why: Reason) -> Response:
-    """Stop a conversation and what runs in it. One that is over is left alone."""
+    """Stop a conversation and its running work. A conversation that is over does not change."""
     return await acts(principal, conversation_id, "cancel", why.reason, lambda client: client.cancel(conversation_id))
 
 
 @routes.post("/{conversation_id}/close", status_code=202, response_model=Done, responses=CONFLICT)
 async def close(principal: Operator, conversation_id: Operated, acts: Acts, why: Reason) -> Response:
-    """Take no more events, end the workspace's processes, and let its files expire. It has to be over."""
+    """Close a conversation that is over: it takes no more events, its processes end, and its files expire."""
     return await acts(principal, conversation_id, "close", why.reason, lambda client: client.close(conversation_id))
 
 
@@ -367,7 +370,7 @@ async def fork(
     new: Fork,
     key: IdempotencyKey = None,
 ) -> Response:
-    """Begin a conversation with the events of this one, and continue from there. This one stays as it is."""
+    """Create a conversation with a copy of this one's events, and continue from there. This one does not change."""
     own = own_key(principal, key)
 
     async def act() -> dict[str, str]:
@@ -390,7 +393,7 @@ async def restore(gateway: GatewayOf, principal: Operator, conversation_id: Oper
 
 @routes.delete("/{conversation_id}", status_code=204, responses=CONFLICT)
 async def delete(gateway: GatewayOf, principal: Operator, conversation_id: Operated, reason: Why) -> Response:
-    """Delete a conversation that rests, with its delegates, from the store and the archive."""
+    """Delete an idle conversation and its delegates from the store and the archive."""
     await gateway.record(principal, "delete", conversation_id, reason)
     try:
         await gateway.client.delete(conversation_id)

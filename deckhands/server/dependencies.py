@@ -1,4 +1,4 @@
-"""Dependencies of routes: the gateway, the principal with the scope they need, and a conversation they may see.
+"""Dependencies of routes: the gateway, the principal with a required scope, and a conversation visible to it.
 
 Holds: a route declares its scope by a parameter of its function; a test reads the scopes from the routes.
 """
@@ -23,23 +23,23 @@ from deckhands.server.openapi.json_body import JsonBody
 from deckhands.server.problems import Problem, status_of_error
 
 MAX_EVENT_ID = 2**53 - 1
-"""Beyond any log, and exact wherever JSON is read."""
+"""Larger than any event id, and exact in every JSON parser."""
 MAX_REASON = 500
 OFFERS_SECONDS = 2.0
 """How long a request waits for a tool that no worker offers yet."""
 
 
 class Needs:
-    """A dependency that returns the principal of a request, if they have a scope."""
+    """A dependency that returns the principal of a request if it has a scope."""
 
     def __init__(self, scope: Scope, *, all_tenants: bool = False) -> None:
         self.scope, self.all_tenants = scope, all_tenants
 
     async def __call__(self, connection: HTTPConnection) -> Principal:
-        """Return them.
+        """Return the principal.
 
         Raises:
-            Refused: their key does not have it.
+            Refused: its key lacks the scope.
         """
         principal: Principal = connection.state.principal
         principal.require(self.scope)
@@ -64,38 +64,44 @@ AdminOfAll = Annotated[Principal, Depends(Needs(Scope.ADMIN, all_tenants=True))]
 ConversationId = Annotated[str, Path(description="the id of a conversation", examples=["01K9QGZ1T2V3W4X5Y6Z7A8B9C0"])]
 IdempotencyKey = Annotated[
     Annotated[str, StringConstraints(pattern=r"^[ -~]{1,256}$")] | None,
-    Header(alias="Idempotency-Key", description="the same key and request have the same answer, for a day"),
+    Header(
+        alias="Idempotency-Key",
+        description="a repeat of the same request under the same key has the same answer, for a day",
+    ),
 ]
-Why = Annotated[str, Query(alias="reason", min_length=1, max_length=MAX_REASON, description="why, for the record")]
+Why = Annotated[
+    str, Query(alias="reason", min_length=1, max_length=MAX_REASON, description="the reason, for the record")
+]
 
 
 class Reason(JsonBody):
-    """The reason for an action on a conversation; the log records it."""
+    """The reason for an action on a conversation, recorded in the log."""
 
     reason: str = Field(min_length=1, max_length=MAX_REASON, examples=["the customer has changed their mind"])
 
 
 def etag_of(shown: BaseModel) -> str:
-    """Return the ETag of a representation; it changes whenever that changes."""
+    """Return the ETag of a representation. It changes whenever the representation does."""
     return f'"{sha256(shown.model_dump_json().encode()).hexdigest()[:32]}"'
 
 
 class Precondition:
-    """The ETag that a resource needs before it is changed (RFC 9110, section 13.1.1; RFC 6585, section 3)."""
+    """The If-Match condition of a request that changes a resource (RFC 9110, section 13.1.1; RFC 6585, section 3)."""
 
     def __init__(
         self,
         gateway: GatewayOf,
         if_match: Annotated[
             str | None,
-            Header(alias="If-Match", max_length=1_000, description="the ETag that it has to have; `*`: any"),
+            Header(alias="If-Match", max_length=1_000, description="the ETag that the resource must have; `*`: any"),
         ] = None,
     ) -> None:
-        self._asked, self._is_needed = if_match, gateway.options.needs_match
+        self._asked = if_match
+        self._is_needed = gateway.options.needs_match
 
     @property
     def is_asked(self) -> bool:
-        """Whether there is anything to compare.
+        """Whether there is an ETag to compare.
 
         Raises:
             Problem: the server requires If-Match, and it is missing.
@@ -107,10 +113,10 @@ class Precondition:
         return self._asked is not None and self._asked.strip() != "*"
 
     def check(self, etag: str) -> None:
-        """Make sure that something is as it was when it was read. Weak ETags match nothing.
+        """Check that a resource has not changed since it was read. Weak ETags never match.
 
         Raises:
-            Problem: it is not, or the server wants to be asked, and was not.
+            Problem: it has changed, or the server requires If-Match and it is missing.
         """
         if self.is_asked and etag not in [each.strip() for each in (self._asked or "").split(",")]:
             raise Problem(412, "precondition_failed", "It has changed since you read it.", remedy="Read it again.")
@@ -118,22 +124,22 @@ class Precondition:
 
 IfMatch = Annotated[Precondition, Depends()]
 MATCHED: dict[int | str, dict[str, Any]] = {
-    412: {"description": "its ETag is not one of If-Match; nothing was changed"},
+    412: {"description": "the ETag differs from If-Match; nothing was changed"},
     428: {"description": "the server was started with --require-if-match, and the header is missing"},
 }
 
 
 def own_key(principal: Principal, key: str | None) -> str | None:
-    """Return an idempotency key that no other tenant can use; None if the request has none.
+    """Return an idempotency key scoped to the tenant; None if the request has none.
 
     Raises:
-        UsageError: it cannot be used.
+        UsageError: the key is malformed.
     """
     return None if key is None else sha256(f"{principal.tenant}\n{checked_key(key)}".encode()).hexdigest()
 
 
 async def fingerprint(request: Request) -> bytes:
-    """Return everything that identifies a request."""
+    """Return the bytes that identify a request: method, path and body."""
     return b"\n".join((request.method.encode(), request.url.path.encode(), await request.body()))
 
 
@@ -145,18 +151,19 @@ async def once(
     *,
     status: int = 200,
 ) -> Response:
-    """Carry out a request and answer it, or repeat the earlier answer under its idempotency key.
+    """Perform a request and return its answer, or the stored answer of an earlier request under the same key.
 
     Args:
-        own: the key, see `own_key`; None if the request has none.
-        act: carries it out, and returns the answer.
+        own: the idempotency key, see `own_key`; None if the request has none.
+        act: performs the request, and returns the content of the answer.
 
     Raises:
         KeyReused: the key belongs to another request.
     """
     if own is None:
         return JSONResponse(dict(await act()), status)
-    name, sent = own, await fingerprint(request)
+    name = own
+    sent = await fingerprint(request)
     answer = await gateway.repeated.begin(name, sent)
     headers = {"Idempotency-Replayed": "true"}
     if answer is None:

@@ -1,6 +1,6 @@
-"""Evaluations over HTTP: the list, the progress and the figures of each, and its attempts.
+"""Evaluations over HTTP: the list, and the progress, figures and attempts of each.
 
-Holds: a key sees only the evaluations of its tenant; any other looks like one that does not exist.
+Holds: a key sees only the evaluations of its tenant; those of other tenants appear not to exist.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ class ShownEvaluation(BaseModel):
     """An evaluation as a list shows it.
 
     Attributes:
-        name: its conversations have the label `evaluation` with it.
-        state: the wanted one (`running`, `paused` or `cancelled`), or `over` once all attempts have ended; empty: not
+        name: the value of the label `evaluation` of its conversations.
+        state: the desired state (`running`, `paused` or `cancelled`), or `over` once all attempts have ended; empty if
+            not
             reported yet.
-        is_driven: whether a command is carrying it out.
+        is_driven: whether a command drives it now.
         at: when the progress was last reported.
-        outcomes: how many attempts have ended with each outcome.
-        cost_usd: so far, with critics and tries that failed.
-        eta_seconds: at the pace of the last two minutes; null: unknown.
+        outcomes: the number of ended attempts by outcome.
+        cost_usd: so far, including critics and failed tries.
+        eta_seconds: at the pace of the last two minutes; null if unknown.
         bound: the limit that binds.
-        stopped: why it has ended early.
+        stopped: why it ended early.
     """
 
     name: str = Field(examples=[ID])
@@ -67,12 +68,12 @@ class ShownEvaluation(BaseModel):
 
     @classmethod
     def of(cls, listed: Listed) -> Self:
-        """Return an evaluation of the catalog."""
+        """Convert an evaluation of the catalog."""
         return cls.model_validate(_fields_of(listed))
 
 
 class UnderWay(BaseModel):
-    """An attempt that has not ended; `waits_for` is empty if it waits for nothing."""
+    """An attempt in flight; `waits_for` is empty if it waits for nothing."""
 
     instance: str = Field(examples=["cart-total"])
     model: str = Field(examples=[MODEL])
@@ -86,7 +87,7 @@ class UnderWay(BaseModel):
 
     @classmethod
     def of(cls, shown: Shown) -> Self:
-        """Return an attempt without its worker, which only operators may know."""
+        """Convert an attempt, without its worker: only operators may see workers."""
         return cls(
             instance=shown.instance,
             model=shown.model,
@@ -101,7 +102,7 @@ class UnderWay(BaseModel):
 
 
 class Spread(BaseModel):
-    """The distribution of values; `p90`: nine of ten are not above it."""
+    """A distribution; nine of ten values are at most `p90`."""
 
     median: float = Field(examples=[0.04])
     p90: float = Field(examples=[0.09])
@@ -109,20 +110,20 @@ class Spread(BaseModel):
 
     @classmethod
     def of(cls, spread: Mapping[str, float]) -> Self:
-        """Return what `summary_of` has found."""
+        """Convert a distribution of `summary_of`."""
         return cls(median=spread["median"], p90=spread["p90"], most=spread["most"])
 
 
 class ModelFigures(BaseModel):
-    """The figures of one model, from the attempts that have ended.
+    """The figures of one model, computed from the ended attempts.
 
     Attributes:
-        pass_at_1: the share of instances that one attempt resolves; null: nothing was scored.
+        pass_at_1: the share of instances that one attempt resolves; null if no attempt was scored.
         interval: its 95 % interval.
-        total_cost_usd: of the attempts, without critics and tries that failed.
+        total_cost_usd: of the attempts, without critics and failed tries.
         critic_cost_usd: of critics; `lost_cost_usd`: of tries that failures of the infrastructure ended.
-        has_unknown_cost: the price of some calls is unknown, so the cost is higher.
-        infrastructure_failures: after which attempts began again, or were given up.
+        has_unknown_cost: the price of some calls is unknown, so the true cost is higher.
+        infrastructure_failures: failures after which attempts were started again or given up.
     """
 
     model: str = Field(examples=[MODEL])
@@ -151,7 +152,7 @@ class ShownDistribution(BaseModel):
 
 
 class ShownFailureClass(BaseModel):
-    """Attempts that ended in the same way without being resolved; `cause` is empty for what a score decides."""
+    """Unresolved attempts that ended in the same way; `cause` is empty if a score decided."""
 
     outcome: str = Field(examples=["limit"])
     cause: str = Field(examples=["max_iterations"])
@@ -162,7 +163,7 @@ class EvaluationDetails(ShownEvaluation):
     """An evaluation with its figures.
 
     Attributes:
-        attempts: those under way, the longest first, at most 100.
+        attempts: those in flight, longest first, at most 100.
         failure_classes: the most frequent first.
     """
 
@@ -176,15 +177,16 @@ class ShownAttempt(BaseModel):
     """The result of an attempt.
 
     Attributes:
-        cause: why, as a code: the limit that was reached, the code of the error; empty for what a score decides.
-        evidence: what the check wrote, the answer that was given, or the error; cut.
-        checked_id: the conversation in which the check ran; empty: there was none.
+        cause: a code: the limit that was reached, or the code of the error; empty if a score decided.
+        evidence: the output of the check, the answer, or the error; truncated.
+        checked_id: the conversation in which the check ran; empty if none.
         round: how often it was requeued.
-        tries: how often it was begun; more than once after failures of the infrastructure, whose codes are `failures`.
+        tries: how often it was started; more than once after failures of the infrastructure, whose codes are
+            `failures`.
         waiting_seconds: by reason.
-        cost_usd: of the last try; `lost_cost_usd`: of those before it, which the infrastructure failed.
-        critic_id: the conversation of its critic, which gave it the score and the verdict, and cost `critic_cost_usd`;
-            empty: there was none.
+        cost_usd: of the last try; `lost_cost_usd`: of earlier tries that the infrastructure failed.
+        critic_id: the conversation of its critic, whose score and verdict these are and which cost `critic_cost_usd`;
+            empty if none.
     """
 
     instance: str = Field(examples=["cart-total"])
@@ -215,14 +217,14 @@ class ShownAttempt(BaseModel):
 
     @classmethod
     def of(cls, row: Row) -> Self:
-        """Return a row."""
+        """Convert a row."""
         names = [name for name in cls.model_fields if name != "tokens"]
         fields = {name: getattr(row, name) for name in names}
         return cls(**fields, tokens=row.prompt_tokens + row.completion_tokens)
 
 
 class AttemptPage(BaseModel):
-    """Attempts in order; `total` are meant, and `next_after` is what `after` of the next page is, or null."""
+    """Attempts in order. `total` counts all matches; pass `next_after` as `after` for the next page; null: no more."""
 
     attempts: list[ShownAttempt]
     total: int = Field(examples=[6])
@@ -233,7 +235,7 @@ class AttemptPage(BaseModel):
 async def listing(
     gateway: GatewayOf, principal: Reader, limit: Annotated[int, Query(ge=1, le=500)] = 100
 ) -> list[ShownEvaluation]:
-    """List the evaluations of the key's tenant, those first that a command has carried out last; kept for a month."""
+    """List the evaluations of the key's tenant, most recently driven first. Kept for a month."""
     tenant = None if principal.sees_all else principal.tenant
     return [ShownEvaluation.of(one) for one in await Catalog(gateway.store).latest(tenant=tenant, limit=limit)]
 
@@ -249,7 +251,7 @@ async def _visible(gateway: Gateway, principal: Principal, name: str) -> Listed:
 async def show(
     gateway: GatewayOf, principal: Reader, overviews: OverviewsOf, evaluation: EvaluationName
 ) -> EvaluationDetails:
-    """Show the progress of an evaluation, with the figures of the attempts that have ended."""
+    """Show the progress of an evaluation, with the figures of its ended attempts."""
     listed = await _visible(gateway, principal, evaluation)
     return _details(listed, await overviews.of(Catalog(gateway.store), listed))
 
@@ -268,7 +270,7 @@ async def attempts(
     after: Annotated[int, Query(ge=0, le=100_000)] = 0,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
 ) -> AttemptPage:
-    """List attempts that have ended, by model, instance and number. Patches are in the evaluation's directory."""
+    """List ended attempts by model, instance and number. Patches are in the evaluation's directory."""
     catalog = Catalog(gateway.store)
     overview = await overviews.of(catalog, await _visible(gateway, principal, evaluation))
     meant = [

@@ -1,4 +1,4 @@
-"""The events of a conversation: pages of them, some kinds, a single one."""
+"""The events of a conversation: pages, optionally of some kinds, and single events."""
 
 from __future__ import annotations
 
@@ -46,12 +46,13 @@ async def page(
     after: Annotated[int, Query(ge=0, le=MAX_EVENT_ID, description="only those with a higher id")] = 0,
     *,
     limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
-    whole: Annotated[bool, Query(description="long texts are whole; a page then has up to 50 events")] = False,
+    whole: Annotated[bool, Query(description="long texts are sent in full; a page then has up to 50 events")] = False,
     kind: Annotated[list[str], Query(description="one of them, such as `action.message`")] = [],  # noqa: B006
 ) -> EventPage:
-    """List events in order, from the store or the archive. Long texts have only their head and tail; see one event.
+    """List events in order, from the store or the archive. Long texts are cut to head and tail; a single event has all.
 
-    A page may hold fewer than `limit`, if texts are long or with `kind`; continue with `next_after` until it is null.
+    A page may hold fewer than `limit` if texts are long or `kind` is given; continue with `next_after` until it is
+    null.
     """
     limit = min(limit, WHOLE_EVENTS) if whole else limit
     found: list[dict[str, Any]] = []
@@ -79,7 +80,7 @@ SINGLE: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json":
 async def single(
     gateway: GatewayOf, _principal: Reader, conversation_id: Seen, event_id: Annotated[int, Path(le=MAX_EVENT_ID)]
 ) -> dict[str, Any]:
-    """Show one event with its whole texts."""
+    """Show one event with its full texts."""
     client = gateway.client
     events = await _read(client, conversation_id, event_id - 1, 1) if event_id > 0 else []
     if not events:

@@ -1,8 +1,8 @@
-"""Files of a workspace: upload, download, and the patch of all changes; and uploads that a workspace begins with.
+"""Files of a workspace: upload, download, and the patch of all changes; and uploads for new conversations.
 
 Holds: no file is in memory as a whole; its content passes through a directory that exists for one request. The tool
-worker, which has the files, checks names again. An upload for a conversation that begins later belongs to one
-idempotency key of one tenant.
+worker, which has the files, checks names again. An upload for a new conversation belongs to one idempotency key of one
+tenant.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def checked_path(path: str) -> str:
     """Return the path of a file, relative to the workspace.
 
     Raises:
-        Problem: it is not a relative path.
+        Problem: the path is not relative.
     """
     parts = path.rstrip("/").split("/")
     is_long = len(path.encode("utf-8", "replace")) > MAX_PATH_BYTES
@@ -80,7 +80,7 @@ async def listing(
     conversation_id: Seen,
     path: Annotated[str, Query(max_length=MAX_PATH_BYTES, description="a directory of the workspace")] = ".",
 ) -> list[File]:
-    """List what is in a directory of the workspace, by name; the first 5,000 entries."""
+    """List a directory of the workspace by name; at most 5,000 entries."""
     found = await gateway.client.files.list(conversation_id, await checked_path(path))
     return [File(name=entry.name, kind=entry.kind, size_bytes=entry.size_bytes) for entry in found]
 
@@ -93,7 +93,7 @@ async def listing(
 async def upload(
     gateway: GatewayOf, principal: Writer, conversation_id: Written, request: Request, path: FilePath
 ) -> Uploaded:
-    """Put a file into the workspace, whole or not at all. Its body is the content."""
+    """Write a file into the workspace, completely or not at all. The request body is its content."""
     if path == ".":
         raise Problem(400, "bad_path", "The workspace itself is not a file.", remedy="Name a file in it.")
     async with _folder() as folder:
@@ -107,15 +107,18 @@ async def upload(
 
 @routes.get("/files/{path:path}", response_class=Response, responses=FOUND)
 async def download(gateway: GatewayOf, _principal: Reader, conversation_id: Seen, path: FilePath) -> Response:
-    """Take a file out of the workspace; a directory comes as a tar file."""
+    """Download a file from the workspace; a directory is sent as a tar file."""
     async with _folder() as folder:
         target = folder / "out"
         target.mkdir()
         await gateway.client.files.download(conversation_id, path, target)
         (found,) = target.iterdir()
-        name, kind = found.name, "application/octet-stream"
+        name = found.name
+        kind = "application/octet-stream"
         if found.is_symlink() or not found.is_file():
-            name, kind, packed = f"{found.name}.tar", "application/x-tar", folder / "tar"
+            name = f"{found.name}.tar"
+            kind = "application/x-tar"
+            packed = folder / "tar"
             await asyncio.to_thread(_pack, found, packed)
             found = packed
         removing = BackgroundTask(shutil.rmtree, folder, ignore_errors=True)
@@ -125,9 +128,9 @@ async def download(gateway: GatewayOf, _principal: Reader, conversation_id: Seen
 
 @routes.get("/patch", response_class=Response, responses={200: {"content": {"text/x-diff": {}}}, 409: FOUND[409]})
 async def patch(gateway: GatewayOf, _principal: Reader, conversation_id: Seen) -> Response:
-    """Show what was changed in the workspace since its beginning, for `git apply`.
+    """Show all changes of the workspace since the conversation started, as a patch for `git apply`.
 
-    The header `Deckhands-Left-Out` says how many changed files did not fit.
+    The header `Deckhands-Left-Out` is the number of changed files that did not fit.
     """
     changes = await gateway.client.files.changes(conversation_id)
     return Response(
@@ -138,7 +141,7 @@ async def patch(gateway: GatewayOf, _principal: Reader, conversation_id: Seen) -
 @uploads.put(
     "/{sha256}",
     status_code=201,
-    summary="Upload what a workspace begins with",
+    summary="Upload the files of a new workspace",
     openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": BYTES}}},
 )
 async def lay_by(
@@ -146,16 +149,17 @@ async def lay_by(
     principal: Writer,
     request: Request,
     sha256: Annotated[str, InPath(pattern="^[0-9a-f]{64}$", description="of the body")],
-    key: Annotated[str, Header(alias="Idempotency-Key", description="that of the conversation to begin")],
+    key: Annotated[str, Header(alias="Idempotency-Key", description="the key of the conversation to create")],
 ) -> LaidBy:
-    """Upload an archive or a Git bundle, of up to 64 MiB, for a conversation that begins under the same key.
+    """Upload an archive or a Git bundle of up to 64 MiB for a new conversation under the same idempotency key.
 
-    Its `workspace.source` is then `{"kind": "upload", "name": …, "format": …, "parcel": SHA256}`. What no conversation
-    begins with within an hour is dropped.
+    Its `workspace.source` is then `{"kind": "upload", "name": …, "format": …, "parcel": SHA256}`. An upload that no
+    conversation uses within an hour is dropped.
     """
     own = own_key(principal, key)
     assert own is not None
-    conversation_id, tenant = id_in(None, own), "" if principal.sees_all else principal.tenant
+    conversation_id = id_in(None, own)
+    tenant = "" if principal.sees_all else principal.tenant
     await check(gateway.store, conversation_id, tenant)
     async with _folder() as folder:
         source = folder / "upload"
@@ -172,7 +176,8 @@ async def lay_by(
 
 async def _received(request: Request, target: Path) -> tuple[int, str]:
     """Write the body of a request into a file, and return its size and its SHA-256."""
-    size, digest = 0, hashlib.sha256()
+    size = 0
+    digest = hashlib.sha256()
     with target.open("wb") as file:
         async for part in request.stream():
             await asyncio.to_thread(file.write, part)

@@ -1,7 +1,7 @@
-"""What the parts of a server share: its options, the store's conversations, principals, and what they may see.
+"""Shared parts of a server: its options, its clients of the store, principals, and access checks.
 
-Holds: a conversation of another tenant looks like one that does not exist, in the same words; a key for all tenants
-sees all. The log of a conversation names the author of each action on it.
+Holds: a conversation of another tenant appears not to exist, with the same error; a key for all tenants sees all. The
+log of a conversation names the author of each action on it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEFAULT_PORT = 8_900
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 Refusal = tuple[str, str]
-"""A status, and why a request was refused before the application saw it; empty: it did."""
+"""A status, and why the request was refused before it reached the application; empty if it reached it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +36,13 @@ class ServerOptions:
 
     Attributes:
         certificate, certificate_key: files of the TLS certificate; None: no TLS.
-        proxies: addresses of proxies whose `X-Forwarded-…` headers are believed.
-        origins: origins of other sites whose pages may call it.
-        head_seconds: how long the head of a request may take; `body_seconds`: its body, unless it is a file.
+        proxies: addresses of proxies whose `X-Forwarded-…` headers are trusted.
+        origins: origins of other sites whose pages may call the server.
+        head_seconds: time limit for the head of a request; `body_seconds`: for its body, unless it is a file.
         slow_seconds: how long a reader of a stream may read nothing while there is something to read.
-        quiet_seconds: after this time without an event, a stream sends a sign of life and checks its key again.
+        quiet_seconds: after this time without an event, a stream sends a keep-alive and checks its key again.
         max_streams: how many streams may be open at once.
-        needs_match: whether changes need `If-Match`, so that nobody overwrites what they have not seen.
+        needs_match: whether changes need `If-Match`, so that no client overwrites changes it has not seen.
     """
 
     host: str = "127.0.0.1"
@@ -60,7 +60,7 @@ class ServerOptions:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only programs of this machine can reach it."""
+        """Whether it listens on a loopback address only."""
         try:
             return self.host == "localhost" or ip_address(self.host).is_loopback
         except ValueError:
@@ -75,34 +75,34 @@ class Principal:
 
     @property
     def tenant(self) -> str:
-        """The tenant whose conversations they may see; `*`: all tenants."""
+        """The tenant whose conversations it may see; `*`: all tenants."""
         return self.key.tenant
 
     @property
     def sees_all(self) -> bool:
-        """Whether they may see the conversations of all tenants."""
+        """Whether it may see the conversations of all tenants."""
         return self.tenant == EVERY_TENANT
 
     @property
     def author(self) -> str:
-        """Their name in logs."""
+        """Its name in logs."""
         return f"key {self.key.id} ({self.key.name})"
 
     def require(self, scope: Scope) -> None:
-        """Require a scope.
+        """Check for a scope.
 
         Raises:
-            Refused: the key does not have it.
+            Refused: the key lacks it.
         """
         if scope not in self.key.scopes:
             has = ", ".join(sorted(self.key.scopes))
             raise Refused("forbidden", f"This needs the scope {scope}; the key has {has}.", remedy="Use another key.")
 
     def require_all(self) -> None:
-        """Require a key for all tenants.
+        """Check for a key for all tenants.
 
         Raises:
-            Refused: it is for one tenant.
+            Refused: the key is for one tenant.
         """
         if not self.sees_all:
             raise Refused("other_tenant", "This needs a key for all tenants.", remedy="Ask an operator.")
@@ -110,15 +110,15 @@ class Principal:
 
 @dataclass(frozen=True)
 class Gateway:
-    """One server.
+    """The state of one server.
 
     Attributes:
-        client: for requests, which do not wait long for the store.
-        follower: for streams, which wait until the store is back.
-        exposition: the metrics of the cluster, and of this server.
-        streams: the open streams, and the requests that wait, with the ids of their keys.
-        refusals: how many requests were answered with an error, by status and reason.
-        is_stopping: set when the server is about to end.
+        client: for requests; it does not wait long for the store.
+        follower: for streams; it waits until the store is back.
+        exposition: the metrics of the cluster and of this server.
+        streams: the open streams and long-polling requests, with the ids of their keys.
+        refusals: the number of requests answered with an error, by status and reason.
+        is_stopping: set when the server starts to shut down.
     """
 
     store: Store
@@ -151,7 +151,7 @@ class Gateway:
             object.__setattr__(self, name, part)
 
     async def authenticate(self, token: str) -> Principal:
-        """Return the principal of a token; see `ApiKeys.check` for what is raised.
+        """Return the principal of a token. Raises what `ApiKeys.check` raises.
 
         Args:
             token: the token of a request, or empty.
@@ -165,14 +165,14 @@ class Gateway:
         return Principal(await self.keys.check(token))
 
     async def check_again(self, principal: Principal) -> None:
-        """Check that the reader of a stream may still read; raises what `authenticate` does."""
+        """Check that the key of an open stream is still valid. Raises what `authenticate` raises."""
         await self.keys.check_id(principal.key.id)
 
     async def visible(self, principal: Principal, conversation_id: str) -> str:
         """Return the id of a conversation that the principal may see.
 
         Raises:
-            UnknownConversation: it does not exist, or is another tenant's.
+            UnknownConversation: it does not exist, or belongs to another tenant.
         """
         if not is_conversation_id(conversation_id):
             raise UnknownConversation(conversation_id)
@@ -205,7 +205,7 @@ class Gateway:
         return self.client.acting(OperatorActed(author=principal.author, action=action, reason=reason), key=key)
 
     async def record(self, principal: Principal, action: str, target: str, reason: str) -> None:
-        """Record an action before it is carried out."""
+        """Record an operation before it is performed."""
         await self.operations.record(principal.author, principal.tenant, action, target, reason)
 
     def _figures(self) -> dict[str, dict[str, float]]:

@@ -1,7 +1,7 @@
-"""The checks that every request passes before it reaches the rest of the server.
+"""The checks that every request passes before it reaches the application.
 
-Holds: no body is read before its key has been checked; no request exceeds its limits on length, depth and time, and no
-answer waits for ever to be read; a page of another site can call nothing, unless its origin is allowed.
+Holds: no body is read before the key is checked; every request is limited in length, depth and time; no answer waits
+indefinitely to be read; a page of another site can call nothing unless its origin is allowed.
 Does not: know routes, except those without a key (including the web page), those that take files, and streams.
 """
 
@@ -43,18 +43,20 @@ SECURITY_HEADERS = (
     (b"referrer-policy", b"no-referrer"),
 )
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-"""Possessive, and it accepts an unterminated text, so that it is linear on any input."""
+"""Possessive, and it matches an unterminated text, so that it is linear on any input."""
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
 class Guard:
-    """An ASGI application around another one."""
+    """An ASGI middleware that checks every request."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
-        self._app, self._gateway, self._pages = app, gateway, Pages()
+        self._app = app
+        self._gateway = gateway
+        self._pages = Pages()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through, or answer it."""
+        """Pass a request on, or refuse it."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
@@ -80,7 +82,7 @@ class Guard:
         await self._app(scope, receive, _with_headers(send))
 
     def _counted(self, send: Send) -> Send:
-        """Return a send function that counts the answers that are errors."""
+        """Return a send function that counts error answers."""
 
         async def forward(message: Message) -> None:
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
@@ -103,7 +105,8 @@ class Guard:
             raise Refused("forbidden_origin", "Pages of this origin may not call the server.", remedy="Name it.")
 
     async def _principal(self, scope: Scope, headers: Headers) -> Principal:
-        gateway, token = self._gateway, _token_in(headers)
+        gateway = self._gateway
+        token = _token_in(headers)
         if not token and scope["type"] == "websocket":
             found = [name for name in scope.get("subprotocols", ()) if name.startswith(SUBPROTOCOL)]
             token = found[0].removeprefix(SUBPROTOCOL) if found else ""
@@ -111,7 +114,7 @@ class Guard:
         if not token and "ticket" in query and STREAM.fullmatch(scope["path"]):
             key_id = await gateway.tickets.take(query["ticket"][0])
             if not key_id:
-                raise Refused("unauthorized", "The ticket is not valid.", remedy="Ask for a new one.")
+                raise Refused("unauthorized", "The ticket is not valid.", remedy="Request a new one.")
             principal = Principal(await gateway.keys.check_id(key_id))
         else:
             principal = await gateway.authenticate(token)
@@ -119,7 +122,7 @@ class Guard:
         return principal
 
     async def _checked(self, scope: Scope, headers: Headers, receive: Receive, body_bytes: int) -> Receive:
-        """Return where the body of a request comes from; one that is not a file is read and checked here."""
+        """Return the source of a request's body. A body that is not a file is read and checked here."""
         is_upload = UPLOAD.fullmatch(scope["path"]) is not None
         is_file = is_upload or FILE.fullmatch(scope["path"]) is not None
         longest = MAX_STORED_FILE_BYTES if is_upload else MAX_COPY_BYTES
@@ -141,7 +144,7 @@ class Guard:
 
 
 class _Limited:
-    """The body of a request, which ends in an error if it is too long or comes too slowly."""
+    """The body of a request, which fails if it is too long or arrives too slowly."""
 
     def __init__(self, receive: Receive, limit: int, seconds: float) -> None:
         self._receive, self._limit, self._seconds = receive, limit, seconds
@@ -151,7 +154,7 @@ class _Limited:
         self._is_whole = False
 
     async def receive(self) -> Message:
-        """Return the next part."""
+        """Return the next part of the body."""
         if self._is_whole:
             return await self._receive()
         allowed = self._seconds + self._size / MIN_FILE_BYTES_PER_SECOND
@@ -160,7 +163,7 @@ class _Limited:
                 message = await self._receive()
         except TimeoutError:
             raise Problem(
-                408, "body_too_slow", "The body of the request did not come in time.", headers={"Connection": "close"}
+                408, "body_too_slow", "The body of the request did not arrive in time.", headers={"Connection": "close"}
             ) from None
         self._size += len(message.get("body", b""))
         self._is_whole = message["type"] != "http.request" or not message.get("more_body", False)
@@ -173,7 +176,7 @@ def check_json(body: bytes) -> None:
     """Check that a body is JSON that the rest of the server can process.
 
     Raises:
-        Problem: it is not; says why.
+        Problem: it is not; the text names the reason.
     """
     try:
         text = body.decode("utf-8")
@@ -242,7 +245,7 @@ async def _body(limited: _Limited) -> bytes:
 
 
 def again(body: bytes, receive: Receive) -> Receive:
-    """Return a receive function that gives the body already read, then later messages."""
+    """Return a receive function that first returns a body already read, then later messages."""
     is_read = False
 
     async def replay() -> Message:
@@ -267,7 +270,7 @@ def _with_headers(send: Send) -> Send:
 
 
 def _taken_in_time(scope: Scope, send: Send, limit_seconds: float) -> Send:
-    """Return a send function that disconnects a peer that reads nothing of an answer for too long.
+    """Return a send function that disconnects a peer that stops reading an answer for too long.
 
     Streams of events have half that limit, and report it before they end.
     """
@@ -285,7 +288,7 @@ def _taken_in_time(scope: Scope, send: Send, limit_seconds: float) -> Send:
                     await send(part)
             except TimeoutError:
                 abort: Callable[[], None] = scope.get("state", {}).get("abort", lambda: None)
-                abort()  # what is sent from now on goes nowhere
+                abort()  # the transport discards all further writes
                 return
 
     return forward

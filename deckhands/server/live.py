@@ -1,8 +1,7 @@
 """Streams over HTTP: server-sent events and WebSocket.
 
-Holds: the id of an event is the id of its message, so a reader resumes where it stopped with `Last-Event-ID` or
-`after=`, at any server. A reader that reads nothing for too long is dropped with the code `slow_reader`; what cannot be
-written to it is not buffered.
+Holds: the id of an event is the id of its message, so a reader resumes with `Last-Event-ID` or `after=`, at any server.
+A reader that reads nothing for too long is dropped with the code `slow_reader`; data it does not read is not buffered.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ class SseResponse(Response):
 
 
 async def in_time(writing: Awaitable[Any], limit_seconds: float) -> bool:
-    """Say whether something was written within the limit."""
+    """Return whether a write finished within the limit."""
     try:
         async with asyncio.timeout(limit_seconds):
             await writing
@@ -118,10 +117,12 @@ async def _until_gone(receive: Receive) -> None:
 
 
 async def settles(gateway: Gateway, request: Request, conversation_id: str, *, timeout_seconds: float) -> bool:
-    """Wait until a conversation has settled or the caller has left; it counts as a stream. Say whether it has settled.
+    """Wait until a conversation has settled or the client has disconnected, and return whether it has settled.
+
+    The wait counts as a stream.
 
     Args:
-        request: whose body was read.
+        request: its body must have been read.
     """
     wait = gateway.follower.wait_until_settled(conversation_id, timeout_seconds=timeout_seconds)
     waiting, leaving = asyncio.create_task(wait), asyncio.create_task(_until_gone(request.receive))
@@ -144,7 +145,7 @@ async def settles(gateway: Gateway, request: Request, conversation_id: str, *, t
 
 
 async def check_place(gateway: Gateway, principal: Principal, conversation_id: str, after: int) -> None:
-    """Check that a stream can begin after an event.
+    """Check that a stream can start after an event.
 
     Raises:
         UnknownConversation: no such conversation.
@@ -163,17 +164,20 @@ async def check_place(gateway: Gateway, principal: Principal, conversation_id: s
 
 
 class Wanted:
-    """What a reader asks for."""
+    """The query of a stream request."""
 
     def __init__(
         self,
         after: Annotated[int, Query(ge=0, le=MAX_EVENT_ID, description="the last event that the reader has")] = 0,
-        deltas: Annotated[bool, Query(description="also pieces of the reply under way")] = False,
+        deltas: Annotated[bool, Query(description="also pieces of the current reply")] = False,
         until: Annotated[str, Query(pattern="^(settled)?$", description="`settled`: end then, with a summary")] = "",
-        whole: Annotated[bool, Query(description="long texts are whole, not only their head and tail")] = False,
+        whole: Annotated[bool, Query(description="long texts are sent in full, not only their head and tail")] = False,
         ticket: Annotated[str, Query(max_length=100, description="instead of a key, see `POST /tickets`")] = "",  # noqa: ARG002  (the guard takes it)
     ) -> None:
-        self.after, self.deltas, self.is_until_settled, self.is_whole = after, deltas, bool(until), whole
+        self.after = after
+        self.deltas = deltas
+        self.is_until_settled = bool(until)
+        self.is_whole = whole
 
 
 @routes.get(
@@ -193,8 +197,8 @@ async def follow(
 ) -> Response:
     """Follow the log as it grows. Messages without a name are events, and their ids are those of the events.
 
-    `delta` is a piece of a reply, `problem` says why the stream ends (resume if it is retryable), and `end` that there
-    is nothing more to come.
+    `delta` is a piece of a reply, `problem` says why the stream ends (resume if it is retryable), and `end` means that
+    nothing more follows.
     """
     after = wanted.after if last_event_id is None else last_event_id
     await check_place(gateway, principal, conversation_id, after)
@@ -241,7 +245,7 @@ async def follow_ws(
 
 
 async def _until_one_ends(writing: asyncio.Task[None], reading: asyncio.Task[None]) -> None:
-    """Wait until the writer or the reader of a stream has ended, and end the other."""
+    """Wait until the writer or the reader of a stream has ended, and cancel the other."""
     try:
         await asyncio.wait((writing, reading), return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -251,13 +255,16 @@ async def _until_one_ends(writing: asyncio.Task[None], reading: asyncio.Task[Non
 
 
 async def _write_ws(socket: WebSocket, gateway: Gateway, stream: EventStream) -> None:
-    limit, code, reason = gateway.options.slow_seconds, 1000, ""
+    limit = gateway.options.slow_seconds
+    code = 1000
+    reason = ""
     async with contextlib.aclosing(stream.batches()) as batches:
         async for batch in batches:
             for item in batch:
                 message = {"type": item.kind, "id": item.id or None, "content": item.content}
                 if not await in_time(socket.send_text(json.dumps(message, ensure_ascii=False)), limit):
-                    code, reason = CLOSE_CODES[SlowReader.code], SlowReader.code
+                    code = CLOSE_CODES[SlowReader.code]
+                    reason = SlowReader.code
                     break
                 if item.kind == "problem":
                     reason = str(item.content["code"])
@@ -269,7 +276,7 @@ async def _write_ws(socket: WebSocket, gateway: Gateway, stream: EventStream) ->
 
 
 async def _read_ws(socket: WebSocket) -> None:
-    """Wait until the reader disconnects; it has nothing to say."""
+    """Wait until the reader disconnects. Its messages are ignored."""
     try:
         while True:
             await socket.receive_text()
@@ -278,13 +285,13 @@ async def _read_ws(socket: WebSocket) -> None:
 
 
 def _subprotocol(socket: WebSocket) -> str | None:
-    """Return the agreed protocol, which is never the one that carries a key."""
+    """Return the negotiated subprotocol; never the one that carries a key."""
     offered = socket.scope.get("subprotocols", ())
     return PROTOCOL if PROTOCOL in offered and not PROTOCOL.startswith(SUBPROTOCOL) else None
 
 
 @routes.post("/tickets", status_code=201, summary="Get a ticket for one stream")
 async def ticket(gateway: GatewayOf, principal: Reader) -> Ticket:
-    """Get what opens one stream in a page of a browser, which cannot send its key along."""
+    """Issue a ticket that opens one stream, for pages in browsers: they cannot send the key in a header."""
     issued = await gateway.tickets.issue(principal.key.id)
     return Ticket(ticket=issued, expires_in_seconds=TICKET_SECONDS)

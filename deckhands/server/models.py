@@ -38,7 +38,7 @@ EVENT = {"id": 2, "kind": "action.message", "source": "user", "content": "List t
 
 
 class Begun(BaseModel):
-    """A conversation that has begun."""
+    """A new conversation."""
 
     conversation_id: str = Field(examples=[ID])
 
@@ -51,12 +51,12 @@ class Conversation(BaseModel):
     """A conversation as a listing shows it.
 
     Attributes:
-        version: the id of its last event; it grows with each.
+        version: the id of its last event; it grows with each event.
         wait_reason: why it waits, or empty.
         is_closed: it takes no more events.
-        not_before: when it begins; null: it does not wait for a time.
-        model: the one that has answered last, or empty.
-        numbers: what it has used up so far: iterations, cost_usd, prompt_tokens, …
+        not_before: its start time; null if it does not wait for one.
+        model: the model that answered last, or empty.
+        numbers: its usage so far: iterations, cost_usd, prompt_tokens, …
     """
 
     conversation_id: str = Field(examples=[ID])
@@ -75,7 +75,7 @@ class Conversation(BaseModel):
 
 
 def listed(row: ConversationRow) -> dict[str, Any]:
-    """Return a row of the index as the JSON of a `Conversation`, without the cost of a model for every row."""
+    """Return a row of the index as the JSON of a `Conversation`, without building a model for every row."""
     return {
         "conversation_id": row.conversation_id,
         "title": row.title,
@@ -102,17 +102,17 @@ NUMBERS = ("iterations", "cost_usd", "has_unknown_cost", "prompt_tokens", "compl
 
 
 class ConversationPage(BaseModel):
-    """A page of conversations, newest first; `next_cursor` is null where there are no more."""
+    """A page of conversations, newest first; `next_cursor` is null on the last page."""
 
     conversations: list[Conversation]
     next_cursor: str | None = Field(default=None, examples=["MTc2MzkxNjAwMDAwMDowMUs5"])
 
 
 class Result(BaseModel):
-    """A conversation and what has become of it so far.
+    """A conversation and its results so far.
 
     Attributes:
-        is_settled: nothing more happens until somebody sends a message or a request.
+        is_settled: nothing more happens until a client sends a message or a request.
         summary: state, cost, the last message, outputs, …; the same object that `deckhands show --json` prints.
     """
 
@@ -124,7 +124,7 @@ class Result(BaseModel):
 
 
 class EventPage(BaseModel):
-    """Events in order; `next_after` is what `after` of the next page is, null where there are no more yet."""
+    """Events in order. Pass `next_after` as `after` for the next page; it is null if there are no more yet."""
 
     events: list[dict[str, Any]] = Field(examples=[[EVENT]])
     next_after: int | None = Field(default=None, examples=[100])
@@ -134,9 +134,9 @@ class NewMessage(JsonBody):
     """A message to the agent.
 
     Attributes:
-        images: pictures: addresses, or data URLs.
+        images: addresses or data URLs.
         model: the profile or model to continue with; null keeps the current one.
-        double_texting: what it does if the agent works; null: what the conversation says.
+        double_texting: the policy if the agent is working; null: the conversation's.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -157,12 +157,12 @@ class Resumption(JsonBody):
 
 
 class Confirmation(JsonBody):
-    """An answer to what the agent asks.
+    """A confirmation of the action that the agent asks about.
 
     Attributes:
-        action_id: the action that was shown to the person; null: the one asked about now.
+        action_id: the action that the user was shown; null: the one that awaits confirmation now.
         edited: new values for fields of the action.
-        reason: why.
+        reason: recorded in the log.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -173,10 +173,10 @@ class Confirmation(JsonBody):
 
 
 class Rejection(JsonBody):
-    """A refusal of what the agent asks; see `Confirmation`.
+    """A rejection of the action that the agent asks about; see `Confirmation`.
 
     Attributes:
-        reason: why, for the agent, which reads it and continues. Without one, it waits for a message.
+        reason: for the agent, which reads it and continues. Without one, the agent waits for a message.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -186,17 +186,17 @@ class Rejection(JsonBody):
 
 
 class ChangedConversation(JsonBody):
-    """What is to change from the next step on; null: nothing.
+    """Changes that apply from the next step on; null leaves a field unchanged.
 
     Attributes:
-        agent: its name, or all of its specification.
+        agent: its name, or its full specification.
         model: the profile or model to continue with.
         confirmation: a policy, or its mode.
-        analyzer: what says how dangerous actions are.
-        limits: take the place of all limits.
-        tools: keys or patterns of tools on offer, to be added.
-        labels: take the place of all labels.
-        reason: why.
+        analyzer: the analyzer that rates the risk of actions.
+        limits: replace all limits.
+        tools: keys or patterns of offered tools to add.
+        labels: replace all labels.
+        reason: recorded in the log.
     """
 
     model_config = ConfigDict(
@@ -215,7 +215,7 @@ class ChangedConversation(JsonBody):
 
 
 class NewSecrets(JsonBody):
-    """Secrets by name, which commands may use and nobody may read; those of the same names are replaced."""
+    """Secrets by name. Commands may use them; no client can read them. Those of the same names are replaced."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -229,7 +229,7 @@ class Command(JsonBody):
 
     Attributes:
         timeout_seconds: after which it is killed.
-        reason: why; it stands in the log.
+        reason: recorded in the log.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -247,12 +247,12 @@ class Command(JsonBody):
 
 
 class Executed(BaseModel):
-    """What a command has led to.
+    """The result of a command.
 
     Attributes:
         event_id: of the command in the log.
-        output: what it wrote, both streams together; the middle of a long one is left out.
-        exit_code: -1: it was killed.
+        output: stdout and stderr together; the middle of a long output is left out.
+        exit_code: -1 if it was killed.
     """
 
     event_id: int = Field(examples=[14])
@@ -261,7 +261,7 @@ class Executed(BaseModel):
 
 
 class File(BaseModel):
-    """What is in a directory of a workspace: a `file`, a `directory` or a `link`."""
+    """An entry of a directory in a workspace: a `file`, a `directory` or a `link`."""
 
     name: str = Field(examples=["README.md"])
     kind: str = Field(examples=["file"])
@@ -269,7 +269,7 @@ class File(BaseModel):
 
 
 class Fork(JsonBody):
-    """A conversation that begins with the events of another.
+    """A conversation that starts with the events of another.
 
     Attributes:
         at: the last event to copy; null: all.
@@ -285,32 +285,32 @@ class Fork(JsonBody):
 
 
 class Done(BaseModel):
-    """What was asked for is in the log; `version` is the id of the last event by then."""
+    """The request is recorded in the log; `version` is the id of the last event at that time."""
 
     conversation_id: str = Field(examples=[ID])
     version: int = Field(examples=[13])
 
 
 class Ticket(BaseModel):
-    """What opens one stream, within `expires_in_seconds`: `…/stream?ticket=…`."""
+    """A ticket that opens one stream within `expires_in_seconds`: `…/stream?ticket=…`."""
 
     ticket: str = Field(examples=["tk_7f6c0ad1e2"])
     expires_in_seconds: float = Field(examples=[30.0])
 
 
 class Uploaded(BaseModel):
-    """What was put into a workspace."""
+    """A file written into a workspace."""
 
     files: int = Field(examples=[1])
     size_bytes: int = Field(examples=[1204])
 
 
 class LaidBy(BaseModel):
-    """What was uploaded for a conversation that has not begun yet.
+    """An upload for a conversation that is not created yet.
 
     Attributes:
-        parcel: how `workspace.source` names it.
-        kept_seconds: how long it waits for its conversation.
+        parcel: its name in `workspace.source`.
+        kept_seconds: how long it is kept for its conversation.
     """
 
     parcel: str = Field(examples=["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"])
@@ -319,14 +319,14 @@ class LaidBy(BaseModel):
 
 
 def cursor_of(place: Place | None) -> str | None:
-    """Return the cursor for a place in an index; None if there is no further page."""
+    """Return the cursor of a position in an index; None if there is no further page."""
     if place is None:
         return None
     return base64.urlsafe_b64encode(f"{place[0]:.0f}:{place[1]}".encode()).decode().rstrip("=")
 
 
 def place_of(cursor: str) -> Place | None:
-    """Return the place of a cursor; None for the beginning.
+    """Return the position of a cursor; None: the first page.
 
     Raises:
         UsageError: it is not a cursor.

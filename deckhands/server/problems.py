@@ -1,6 +1,7 @@
-"""Errors as problem details (RFC 9457): the codes of our errors, and the status that each has over HTTP.
+"""Errors as problem details (RFC 9457): the codes of our errors, and the HTTP status of each.
 
-Holds: every answer that is not a success is such an object; what went wrong inside is in the log of the server alone.
+Holds: every answer that is not a success is such an object; details of internal failures appear only in the server's
+log.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ STATUS: tuple[tuple[type[DeckhandsError], int], ...] = (
     (TransferFailed, 502),
     (CommandFailed, 502),
 )
-"""By class, the first that fits; all others are 500."""
+"""By class, first match; all others are 500."""
 TRANSFER_STATUS = {
     "no_such_file": 404,
     "file_unfit": 422,
@@ -70,7 +71,7 @@ TRANSFER_STATUS = {
     "source_unusable": 409,
     "workspace_too_large": 413,
 }
-"""Of what a tool worker says about a transfer, by its code; all others are 502."""
+"""Of a tool worker's transfer errors, by code; all others are 502."""
 REFUSED = {"forbidden": 403, "forbidden_origin": 403, "other_tenant": 403}
 OPENAI_PATHS = "/v1/"
 OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -80,7 +81,7 @@ _log = logging.getLogger(__name__)
 
 
 class Problem(DeckhandsError):
-    """A request that HTTP itself has an answer for.
+    """An error of HTTP itself.
 
     Attributes:
         status: of the answer.
@@ -104,7 +105,7 @@ class Problem(DeckhandsError):
 
 
 def status_of_error(error: DeckhandsError) -> int:
-    """Return the status of the answer to a request that failed so."""
+    """Return the HTTP status of an error."""
     if isinstance(error, Problem):
         return error.status
     if isinstance(error, Refused):
@@ -115,7 +116,7 @@ def status_of_error(error: DeckhandsError) -> int:
 
 
 def problem_of(error: DeckhandsError) -> dict[str, Any]:
-    """Return an error as problem details."""
+    """Convert an error to problem details."""
     details = {
         "type": f"{TYPE}{error.code}",
         "title": error.code.replace("_", " ").capitalize(),
@@ -131,14 +132,14 @@ def problem_of(error: DeckhandsError) -> dict[str, Any]:
 
 
 def as_openai(details: Mapping[str, Any]) -> dict[str, Any]:
-    """Return problem details in the form that clients of OpenAI's API read."""
+    """Convert problem details to the error format of OpenAI's API."""
     kind = OPENAI_TYPES.get(details["status"], "server_error" if details["status"] >= 500 else "invalid_request_error")
     message = f"{details['detail']} {details['remedy']}".strip()
     return {"error": {"message": message, "type": kind, "param": None, "code": details["code"]}}
 
 
 def answer_to(error: DeckhandsError, path: str = "") -> Response:
-    """Return the answer to a request that failed.
+    """Return the answer to a failed request.
 
     Args:
         path: of the request; below `/v1/` the answer has the form of OpenAI's errors.
@@ -152,7 +153,8 @@ def answer_to(error: DeckhandsError, path: str = "") -> Response:
     elif error.retryable:
         headers["Retry-After"] = str(RETRY_SECONDS)
     if path.startswith(OPENAI_PATHS):
-        # Its clients send a request again by the status alone; one that may have begun something is not sent again.
+        # OpenAI's clients retry by the status alone. A request that may have created a conversation must not be
+        # retried.
         is_safe = error.retryable and not isinstance(error, OutcomeUnknown)
         headers["X-Should-Retry"] = "true" if is_safe else "false"
         return Response(json.dumps(as_openai(details)), details["status"], headers, "application/json")
@@ -160,10 +162,10 @@ def answer_to(error: DeckhandsError, path: str = "") -> Response:
 
 
 def add_problems(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
-    """Let an application answer with problem details, whatever fails.
+    """Make an application answer every failure with problem details.
 
     Args:
-        routes: all that it has, for the methods of a path.
+        routes: all its routes, to find the methods of a path.
     """
 
     async def expected(request: Request, error: Exception) -> Response:
@@ -184,7 +186,7 @@ def add_problems(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
         return answer_to(problem, request.url.path)
 
     async def unexpected(request: Request, error: Exception) -> Response:
-        _log.error("a request failed in a way that nobody expected", exc_info=error)
+        _log.error("a request failed unexpectedly", exc_info=error)
         problem = Problem(500, "internal_error", "The server failed.", remedy="Its log says why.")
         return answer_to(problem, request.url.path)
 
@@ -195,13 +197,13 @@ def add_problems(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
 
 
 def _allowed(routes: Sequence[BaseRoute], request: Request) -> str:
-    """Return the methods that a path has, over all its routes."""
+    """Return the methods of a path, over all its routes."""
     found = [route for route in routes if isinstance(route, Route) and route.matches(request.scope)[0] != Match.NONE]
     return ", ".join(sorted({method for route in found for method in route.methods or ()}))
 
 
 def _invalid(error: RequestValidationError) -> Problem:
-    """Return what is wrong with each part of a request, without the values, which may be secret."""
+    """Return the faults of each part of a request, without the values, which may be secret."""
     errors = [
         {
             "in": ".".join(map(str, each["loc"])),

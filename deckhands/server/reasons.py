@@ -20,13 +20,13 @@ class ShownLink(BaseModel):
     """One step from the state to the cause.
 
     Attributes:
-        cause: what it says, for programs.
+        cause: a code for programs.
         text: one sentence. It may contain text that a model or a command wrote.
-        since: when it began; null: not known.
-        until: when it is expected to end; null: unknown.
-        remedy: what would change it; empty: only time.
-        details: the same in values.
-        lines: of a log, the latest last.
+        since: when it started; null if unknown.
+        until: when it is expected to end; null if unknown.
+        remedy: how to change it; empty if only time helps.
+        details: the same as values.
+        lines: of a log, oldest first.
         links: the explanation of another conversation that is the cause.
     """
 
@@ -41,7 +41,7 @@ class ShownLink(BaseModel):
 
     @classmethod
     def of(cls, link: Link) -> Self:
-        """Return a link in the form of the API."""
+        """Convert a link to the form of the API."""
         return cls.model_validate(link.as_json())
 
 
@@ -56,15 +56,15 @@ class ShownWhy(BaseModel):
 
     @classmethod
     def of(cls, why: Why) -> Self:
-        """Return an explanation in the form of the API."""
+        """Convert an explanation to the form of the API."""
         return cls.model_validate(why.as_json())
 
 
 @routes.get("/{conversation_id}/why", summary="Explain a wait")
 async def why(gateway: GatewayOf, principal: Reader, conversation_id: Seen) -> ShownWhy:
-    """Explain why the conversation is in its current state, and what would change that.
+    """Explain why the conversation is in its current state, and how to change that.
 
-    Workers and nodes are named to keys with the scope `admin` for all tenants.
+    Workers and nodes are shown only to keys with the scope `admin` for all tenants.
     """
     is_admin = Scope.ADMIN in principal.key.scopes
     return ShownWhy.of(await gateway.client.why(conversation_id, shows_workers=principal.sees_all and is_admin))

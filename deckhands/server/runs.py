@@ -1,4 +1,4 @@
-"""A whole run in one request: begin, and wait for the end or follow it."""
+"""A whole run in one request: create a conversation, and wait for its end or follow it."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ async def wait(
     timeout_seconds: Annotated[float, Query(gt=0, le=LONGEST_SECONDS)] = DEFAULT_SECONDS,
     key: IdempotencyKey = None,
 ) -> Result:
-    """Begin a conversation and answer when it has settled: finished, failed, or in need of a person.
+    """Create a conversation and answer when it has settled: it finished, failed, or needs an answer.
 
-    After the timeout the answer has the status 202 and the run continues. A request that is repeated under the same
+    After the timeout the answer has the status 202 and the run continues. A repeated request with the same
     `Idempotency-Key` waits for the same run.
     """
     take_room(gateway, principal)
@@ -58,12 +58,12 @@ async def stream(
     request: Request,
     *,
     task: NewConversation,
-    deltas: Annotated[bool, Query(description="also pieces of the reply under way")] = False,
+    deltas: Annotated[bool, Query(description="also pieces of the current reply")] = False,
     key: IdempotencyKey = None,
 ) -> Response:
-    """Begin a conversation and follow it until it has settled.
+    """Create a conversation and follow it until it has settled.
 
-    The header `Location` names it; a stream that is cut off resumes at `GET /conversations/{id}/stream?until=settled`.
+    The header `Location` names it; an interrupted stream resumes at `GET /conversations/{id}/stream?until=settled`.
     """
     take_room(gateway, principal)
     conversation_id = await begin_once(gateway, principal, request, task, key, is_watched=deltas)

@@ -1,4 +1,4 @@
-"""Schedules: tasks that begin repeatedly. Operators manage them, for all tenants."""
+"""Schedules: tasks that are submitted repeatedly. Operators manage them, for all tenants."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class NewSchedule(JsonBody):
 
 
 class ShownSchedule(BaseModel):
-    """A schedule and how far it has come; its task is not shown, because it may have secrets."""
+    """A schedule and its progress. Its task is left out because it may contain secrets."""
 
     name: str = Field(examples=["nightly"])
     cron: str = Field(examples=["0 6 * * 1-5"])
@@ -63,7 +63,7 @@ class ShownSchedule(BaseModel):
 
     @classmethod
     def of(cls, entry: Entry) -> Self:
-        """Return an entry of the book."""
+        """Convert an entry of the schedule repository."""
         planned = entry.schedule.model_dump(include={"name", "cron", "zone", "overlap", "is_paused"})
         standing = entry.standing.model_dump(exclude={"queued"})
         return cls(**planned, **standing, next=entry.due)
@@ -75,7 +75,7 @@ def _book(gateway: GatewayOf) -> ScheduleBook:
 
 @contextlib.contextmanager
 def _that_is_there() -> Generator[None]:
-    """Answer 404 if there is no schedule of a name, or none any more."""
+    """Raise a 404 problem if a schedule does not exist or was removed."""
     try:
         yield
     except UsageError as error:
@@ -88,12 +88,12 @@ async def _entry(gateway: GatewayOf, name: str) -> Entry:
 
 
 def tag_of(entry: Entry) -> str:
-    """Return the ETag of what a person has written down."""
+    """Return the ETag of a schedule's definition."""
     return etag_of(entry.schedule)
 
 
 async def _check_of(gateway: GatewayOf, name: str, precondition: IfMatch) -> ScheduleCheck:
-    """Return what makes sure that a schedule is as it was when it was read, after it has done so once."""
+    """Check that a schedule has not changed since it was read, and return the check, to be repeated at the write."""
 
     def check(schedule: Schedule) -> None:
         precondition.check(etag_of(schedule))
@@ -104,7 +104,7 @@ async def _check_of(gateway: GatewayOf, name: str, precondition: IfMatch) -> Sch
 
 @routes.get("", summary="List schedules")
 async def listing(gateway: GatewayOf, _principal: OperatorOfAll) -> list[ShownSchedule]:
-    """List the schedules, by name."""
+    """List the schedules by name."""
     return [ShownSchedule.of(entry) for entry in await _book(gateway).all()]
 
 
@@ -137,7 +137,7 @@ async def add(
 
 @routes.get("/{name}", summary="Show a schedule")
 async def show(gateway: GatewayOf, _principal: OperatorOfAll, name: Name, response: Response) -> ShownSchedule:
-    """Show a schedule, with an ETag of what was written down."""
+    """Show a schedule, with an ETag of its definition."""
     entry = await _entry(gateway, name)
     response.headers["ETag"] = tag_of(entry)
     return ShownSchedule.of(entry)
@@ -157,11 +157,11 @@ async def _set_paused(
 async def pause(
     gateway: GatewayOf, principal: OperatorOfAll, name: Name, why: Reason, precondition: IfMatch
 ) -> ShownSchedule:
-    """Pause a schedule. Ticks that come due while it is paused are not made up for."""
+    """Pause a schedule. Ticks that fall due while it is paused are skipped."""
     return await _set_paused(gateway, principal, name, why.reason, precondition, is_paused=True)
 
 
-@routes.post("/{name}/resume", summary="Let a schedule continue", responses=MATCHED)
+@routes.post("/{name}/resume", summary="Resume a schedule", responses=MATCHED)
 async def resume(
     gateway: GatewayOf, principal: OperatorOfAll, name: Name, why: Reason, precondition: IfMatch
 ) -> ShownSchedule:
@@ -173,7 +173,7 @@ async def resume(
 async def remove(
     gateway: GatewayOf, principal: OperatorOfAll, name: Name, reason: Why, precondition: IfMatch
 ) -> Response:
-    """Remove a schedule. Conversations that it has begun continue."""
+    """Remove a schedule. Conversations that it has started continue."""
     check = await _check_of(gateway, name, precondition)
     await gateway.record(principal, "schedule.remove", name, reason)
     with _that_is_there():

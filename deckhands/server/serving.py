@@ -1,10 +1,10 @@
-"""A server as a program: where it listens, when it refuses to start, how it ends.
+"""A server as a program: where it listens, when it refuses to start, how it shuts down.
 
-Holds: without keys, it listens only on this machine, and answers only what is public; a request whose head arrives too
-slowly loses its connection; at the end, every stream is closed with a code. Requests that are refused here, before the
-application sees them, are counted by reason, and so are handshakes of TLS that fail. A request that a proxy could take
-for another one is refused: with both lengths, with chunks in HTTP/1.0, or with a line that does not end in CR LF.
-Does not: count peers that leave before the end of a handshake, or never get to it.
+Holds: without keys, it listens only on this machine, and serves only public paths; a connection whose request head
+arrives too slowly is closed; on shutdown, every stream is closed with a code. Requests refused here, before the
+application sees them, are counted by reason, and so are failed TLS handshakes. A request that a proxy could parse
+differently is refused: with both lengths, with chunks in HTTP/1.0, or with a line that does not end in CR LF.
+Does not: count peers that leave before the end of a handshake, or never start one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from deckhands.server.gateway import Gateway, Refusal, ServerOptions
 MAX_HEAD_BYTES = 16 * 1024
 MAX_MESSAGE_BYTES = 4 * 1024
 HEAD_TOO_LARGE = 431
-"""What h11 says of a head that is longer than it may be."""
+"""h11's status for a head that is too long."""
 KEEP_ALIVE_SECONDS = 30
 ENDING_SECONDS = 5
 BARE_LF = re.compile(rb"(?<!\r)\n")
@@ -48,10 +48,10 @@ _log = logging.getLogger(__name__)
 
 
 class _StrictLines(ReceiveBuffer):
-    """The bytes of a connection, of which every line of a head and of trailers ends in CR LF."""
+    """A receive buffer in which every line of a head and of trailers must end in CR LF."""
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
-        """Return the lines up to an empty one; None: there is none yet."""
+        """Return the lines up to an empty one; None if it has not arrived yet."""
         before = bytes(self._data)
         lines = super().maybe_extract_lines()
         if lines is not None and BARE_LF.search(before, 0, len(before) - len(self._data)):
@@ -60,7 +60,7 @@ class _StrictLines(ReceiveBuffer):
 
 
 class _StrictConnection(h11.Connection):
-    """The parser of a connection, which refuses requests whose end is ambiguous."""
+    """The parser of a connection; it refuses requests with an ambiguous end."""
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(h11.SERVER, limit_bytes)
@@ -70,7 +70,7 @@ class _StrictConnection(h11.Connection):
         """Return the next event.
 
         Raises:
-            RemoteProtocolError: the peer sends what is no HTTP, or is ambiguous.
+            RemoteProtocolError: the peer sent something that is not HTTP, or is ambiguous.
         """
         event = super().next_event()
         if isinstance(event, h11.Request):
@@ -81,10 +81,10 @@ class _StrictConnection(h11.Connection):
 
 
 def protocol_with(head_seconds: float, refusals: Counter[Refusal]) -> type[H11Protocol]:
-    """Return the protocol of connections, with a limit on how long the head of a request may take.
+    """Return the protocol class of connections, with a time limit for the head of a request.
 
     Args:
-        refusals: counts what is refused here.
+        refusals: counts the requests refused here.
     """
 
     class Connection(H11Protocol):
@@ -98,12 +98,12 @@ def protocol_with(head_seconds: float, refusals: Counter[Refusal]) -> type[H11Pr
             self.conn = _StrictConnection(MAX_HEAD_BYTES)
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            """Wait for the first head."""
+            """Start the time limit of the first head."""
             super().connection_made(transport)
             self._timer = self.loop.call_later(head_seconds, self._give_up)
 
         def data_received(self, data: bytes) -> None:
-            """Receive data; the first part of another head starts its time limit."""
+            """Receive data. The first part of another head starts its time limit."""
             super().data_received(data)
             if self.scope is not None and self.scope is not self._seen:
                 self._seen = self.scope
@@ -113,7 +113,7 @@ def protocol_with(head_seconds: float, refusals: Counter[Refusal]) -> type[H11Pr
                 self._timer = self.loop.call_later(head_seconds, self._give_up)
 
         def send_400_response(self, msg: str) -> None:
-            """Refuse what is no HTTP; called while the error of the parser is handled."""
+            """Refuse data that is not HTTP. Called while the parser's error is handled."""
             error = sys.exception()
             reason = "malformed_head"
             if self.cycle is not None and not self.cycle.response_complete:
@@ -124,7 +124,7 @@ def protocol_with(head_seconds: float, refusals: Counter[Refusal]) -> type[H11Pr
             super().send_400_response(msg)
 
         def connection_lost(self, exc: Exception | None) -> None:
-            """Forget it."""
+            """Stop the time limit."""
             self._stop_timer()
             super().connection_lost(exc)
 
@@ -144,17 +144,17 @@ def protocol_with(head_seconds: float, refusals: Counter[Refusal]) -> type[H11Pr
 
 
 def socket_protocol_with(refusals: Counter[Refusal]) -> type[WebSocketsSansIOProtocol]:
-    """Return the protocol of WebSockets.
+    """Return the protocol class of WebSockets.
 
     Args:
-        refusals: counts what is refused here.
+        refusals: counts the requests refused here.
     """
 
     class SocketConnection(WebSocketsSansIOProtocol):
         """One WebSocket, which the application can disconnect."""
 
         def handle_connect(self, event: Any) -> None:
-            """Give the application a way to disconnect it."""
+            """Give the application a function that disconnects this socket."""
             super().handle_connect(event)
             if getattr(self, "scope", None) is not None:
                 self.scope.setdefault("state", {})["abort"] = self.transport.abort
@@ -165,17 +165,17 @@ def socket_protocol_with(refusals: Counter[Refusal]) -> type[WebSocketsSansIOPro
 
 
 def handshakes_with(refusals: Counter[Refusal]) -> type[ssl.SSLObject]:
-    """Return the TLS of connections.
+    """Return the TLS socket class of connections.
 
     Args:
-        refusals: counts the handshakes that fail.
+        refusals: counts failed handshakes.
     """
 
     class CountedHandshake(ssl.SSLObject):
         """The TLS of one connection."""
 
         def do_handshake(self) -> None:
-            """Take a step of the handshake."""
+            """Perform a step of the handshake."""
             try:
                 super().do_handshake()
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -195,7 +195,7 @@ class Server(uvicorn.Server):
         self._gateway = gateway
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the streams, and then the rest."""
+        """End the streams, then shut down."""
         self._gateway.is_stopping.set()
         await super().shutdown(sockets)
 
@@ -232,26 +232,26 @@ def server_of(gateway: Gateway) -> Server:
 
 
 async def check_start(gateway: Gateway) -> None:
-    """Refuse options that would open a cluster to everybody.
+    """Refuse options that would open a cluster to unauthenticated clients.
 
     Raises:
-        UsageError: it would listen beyond this machine without keys, or one of the TLS files is missing.
+        UsageError: it would listen beyond this machine without keys, or a TLS file is missing.
     """
     options = gateway.options
     if (options.certificate is None) != (options.certificate_key is None):
         raise UsageError("TLS needs a certificate and its key.", remedy="Pass --certificate and --certificate-key.")
     if not options.is_loopback and not await gateway.keys.any():
         raise UsageError(
-            f"The server would listen at {options.host} for everybody, and there are no API keys.",
-            remedy="Make one with `deckhands key add`, or listen at 127.0.0.1.",
+            f"The server would accept connections from other machines at {options.host}, and there are no API keys.",
+            remedy="Create one with `deckhands key add`, or listen at 127.0.0.1.",
         )
 
 
 async def serve(gateway: Gateway, *, on_ready: Callable[[int], None]) -> None:
-    """Serve until a signal ends it.
+    """Serve until a signal.
 
     Args:
-        on_ready: called with the port, once connections are accepted.
+        on_ready: called with the port once connections are accepted.
 
     Raises:
         UsageError: the address cannot be used; see also `check_start`.
@@ -270,7 +270,7 @@ async def serve(gateway: Gateway, *, on_ready: Callable[[int], None]) -> None:
 
 @contextlib.asynccontextmanager
 async def serve_in_loop(gateway: Gateway) -> AsyncGenerator[int]:
-    """Serve in this loop, without signals, and yield the port."""
+    """Serve in the running event loop, without signal handlers, and yield the port."""
     await check_start(gateway)
     server = server_of(gateway)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
@@ -288,7 +288,8 @@ def _listen(options: ServerOptions) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
         listening = socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
-        # Connections inherit it; asyncio sets it only where a socket names its protocol, which this one does not.
+        # Connections inherit it; asyncio sets it only on sockets created with an explicit protocol, which this one is
+        # not.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as error:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What changes a conversation under way: interrupt it, change what it is, run a command beside the agent."""
+"""Actions that change a running conversation: interrupt it, change its settings, run a command beside the agent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ routes = APIRouter(prefix="/conversations", tags=["conversations"])
 
 @routes.post("/{conversation_id}/interrupt", status_code=202, response_model=Done, responses=CONFLICT)
 async def interrupt(principal: Operator, conversation_id: Operated, acts: Acts, why: Reason) -> Response:
-    """Stop what is running, and pause: the command is killed, and the model's reply is discarded."""
+    """Stop running work, and pause: the command is killed, and the model's reply is discarded."""
     return await acts(
         principal, conversation_id, "interrupt", why.reason, lambda client: client.interrupt(conversation_id)
     )
@@ -60,15 +60,18 @@ async def change(
     *,
     precondition: IfMatch,
 ) -> Response:
-    """Change what a conversation is, from its next step on; what is left out stays as it is.
+    """Change settings of a conversation from its next step on. Omitted fields keep their values.
 
-    With `If-Match`, it is changed only if nothing has happened in it since it was read: its ETag changes with each
-    event.
+    With `If-Match`, the change applies only if the conversation has had no event since it was read: its ETag changes
+    with each event.
     """
     is_compared = precondition.is_asked
+    confirmation = new.confirmation
+    if isinstance(confirmation, str):
+        confirmation = ConfirmationPolicy(mode=confirmation)
     wanted = Change(
         agent=new.agent,
-        confirmation=_policy(new.confirmation),
+        confirmation=confirmation,
         analyzer=new.analyzer,
         limits=new.limits,
         tools=new.tools,
@@ -88,8 +91,9 @@ async def change(
                 precondition.check(etag_of(known))
             except Problem as problem:
                 # The ETag may be stale because this very request has changed the conversation and its answer was lost.
-                # The log knows its key then, and answers as before; it has no event 0, so it takes nothing else.
-                seen_id, stale = 0, problem
+                # The log then knows the request's key and answers as before. Other appends fail: there is no event 0.
+                seen_id = 0
+                stale = problem
         try:
             await client.change(conversation_id, wanted, model=new.model, seen_id=seen_id)
         except ConversationMoved as moved:
@@ -100,10 +104,10 @@ async def change(
 
 @routes.put("/{conversation_id}/secrets", status_code=204, responses={409: {"description": "it is archived"}})
 async def set_secrets(gateway: GatewayOf, principal: Writer, conversation_id: Written, new: NewSecrets) -> Response:
-    """Add secrets, or replace those of the same names. Their values are in no log."""
+    """Add secrets, or replace those of the same names. No log contains their values."""
     try:
         await gateway.client.log.last_id(conversation_id)
-    except UnknownConversation:  # what is kept for it would stay behind
+    except UnknownConversation:  # secrets stored for an unknown conversation would never be removed
         if await gateway.client.is_archived(conversation_id):
             raise IsArchived(conversation_id) from None
         raise
@@ -112,13 +116,9 @@ async def set_secrets(gateway: GatewayOf, principal: Writer, conversation_id: Wr
     return Response(status_code=204)
 
 
-def _policy(said: ConfirmationPolicy | str | None) -> ConfirmationPolicy | None:
-    return ConfirmationPolicy(mode=said) if isinstance(said, str) else said
-
-
 @routes.post("/{conversation_id}/execute", response_model=Executed, responses=CONFLICT)
 async def execute(principal: Writer, _reader: Reader, conversation_id: Written, acts: Acts, asked: Command) -> Response:
-    """Run a command in the workspace, in a separate shell, and answer when it has ended. The agent does not see it."""
+    """Run a command in the workspace in a separate shell, and answer when it has ended. The agent does not see it."""
 
     async def run(client: Client) -> dict[str, Any]:
         done = await client.execute(

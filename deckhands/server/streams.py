@@ -1,7 +1,7 @@
-"""One reader of one conversation: its events as they are appended, and the pieces of the reply under way.
+"""The stream of one conversation to one reader: its events as they are appended, and pieces of the current reply.
 
-Holds: no event is skipped; at most one batch is read ahead of a reader, so a slow one costs no more than a fast one;
-while the store is unavailable, the stream waits and keeps sending signs of life.
+Holds: no event is skipped; at most one batch is read ahead of a reader, so slow readers cost no more than fast ones;
+while the store is unavailable, the stream waits and keeps sending keep-alives.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ QUEUED = 100
 EVENTS_AHEAD = 16
 """How many of them may be events."""
 CHARS_AHEAD = 64 * 1024
-"""Their total length, unless one event is longer; a reader that reads nothing costs three times as much."""
+"""Their total length, unless a single event is longer; a reader that reads nothing costs three times as much memory."""
 PAUSE_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
@@ -37,8 +37,8 @@ class Item:
     """One item of a stream.
 
     Attributes:
-        kind: `event`; `delta`, a piece of a reply; `problem`, why the stream ends; `end`: nothing more comes.
-        id: the event's id; 0: none, so that it does not count for resuming.
+        kind: `event`; `delta`, a piece of a reply; `problem`, why the stream ends; `end`, nothing more follows.
+        id: the event's id; 0 if none, so that a reader does not resume from it.
         chars: the approximate length of an event.
     """
 
@@ -52,11 +52,11 @@ class EventStream:
     """The items of one reader.
 
     Args:
-        after: the last event that the reader has.
+        after: the id of the last event that the reader has.
         deltas: also send pieces of replies.
-        is_whole: send long texts whole.
+        is_whole: send long texts in full.
         until_settled: end with a summary when the conversation has settled.
-        is_said_whole: send what the agent says whole; in a summary, it always is.
+        is_said_whole: send the agent's messages in full; a summary always has them in full.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class EventStream:
         self._place = asyncio.current_task()
 
     async def batches(self) -> AsyncGenerator[list[Item]]:
-        """Yield items as they arrive; an empty batch is a sign of life.
+        """Yield items as they arrive; an empty batch is a keep-alive.
 
         The last item is a `problem` or an `end`.
 
@@ -109,13 +109,15 @@ class EventStream:
             await asyncio.gather(*pumps, stopping, return_exceptions=True)
 
     async def _next(self, stopping: asyncio.Task[Any]) -> list[Item]:
-        loop, quiet = asyncio.get_running_loop(), self._quiet
+        loop = asyncio.get_running_loop()
+        quiet = self._quiet
         if loop.time() - self._checked >= quiet:
-            self._checked, self._quiet = loop.time(), self._gateway.options.quiet_seconds * shortened()
+            self._checked = loop.time()
+            self._quiet = self._gateway.options.quiet_seconds * shortened()
             try:
                 await self._gateway.check_again(self._principal)
             except (StoreUnavailable, OutcomeUnknown):
-                pass  # asked again next time; the store has nothing to read meanwhile
+                pass  # checked again at the next batch; meanwhile the store is unreadable anyway
             except DeckhandsError as error:
                 return [Item("problem", problem_of(error))]
         if self._queue.empty():
@@ -123,7 +125,7 @@ class EventStream:
             try:
                 await asyncio.wait((getting, stopping), timeout=quiet, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                getting.cancel()  # nobody would await it, if the reader has left
+                getting.cancel()  # never awaited again if the reader has left
             if not getting.done():
                 if stopping.done():
                     return [Item("problem", problem_of(Stopping()))]
@@ -175,7 +177,7 @@ class EventStream:
             await self._queue.put(Item("problem", problem_of(failed)))
 
     async def _follow(self) -> bool:
-        """Read until the stream ends; False if the store became unavailable."""
+        """Read until the stream ends. Returns False if the store became unavailable."""
         events = self._gateway.follower.tail(
             self._conversation_id, after=self._after, is_whole=self._is_whole, is_lenient=True
         )
@@ -199,7 +201,7 @@ class EventStream:
         return True
 
     async def _is_over(self) -> bool:
-        """End the stream if the conversation has settled; say whether it has."""
+        """End the stream if the conversation has settled, and return whether it has."""
         assert self._tally is not None
         if not await has_ended(self._gateway.follower, self._conversation_id, self._tally):
             return False
@@ -210,7 +212,7 @@ class EventStream:
         return {"summary": self._tally.summary().as_json()} if self._tally is not None else {}
 
     async def _pump_deltas(self) -> None:
-        """Queue the pieces of replies that the reader has room for; their places show which ones it missed."""
+        """Queue the pieces of replies that fit. Their offsets show the reader which ones it missed."""
         while True:
             live = LiveText(self._gateway.follower.store, self._conversation_id)
             try:
@@ -224,7 +226,7 @@ class EventStream:
 
 
 def check_room(gateway: Gateway, principal: Principal) -> None:
-    """Check that there is room for one more stream, or for one more request that waits.
+    """Check the limits on open streams and long-polling requests.
 
     Raises:
         Problem: too many are open, of this key or of all.
@@ -239,13 +241,15 @@ def check_room(gateway: Gateway, principal: Principal) -> None:
             headers={"Retry-After": str(RETRY_SECONDS)},
         )
     if len(gateway.streams) >= gateway.options.max_streams:
-        raise Problem(503, "too_many_streams", "The server has as many streams as it takes.", remedy="Use another.")
+        raise Problem(
+            503, "too_many_streams", "The server has reached its limit of open streams.", remedy="Use another."
+        )
 
 
 def take_room(gateway: Gateway, principal: Principal) -> None:
-    """Take a place for the stream or the waiting of this request, until its task ends; raises what `check_room` does.
+    """Reserve a slot for this request's stream or long poll until its task ends. Raises what `check_room` raises.
 
-    Nothing is awaited between the check and the reservation, so requests that arrive together share no place.
+    There is no await between the check and the reservation, so concurrent requests cannot share a slot.
     """
     check_room(gateway, principal)
     task = asyncio.current_task()
@@ -255,7 +259,7 @@ def take_room(gateway: Gateway, principal: Principal) -> None:
 
 
 async def said_whole(client: Client, conversation_id: str, event: Event) -> Event:
-    """Return an event whole, if it is what the agent says."""
+    """Return an event with its full text if it is a message of the agent."""
     if isinstance(event, ModelReply | MessageAction | AgentFinishAction):
         with contextlib.suppress(CorruptEntry):
             return await client.log.blobs.whole(conversation_id, event)
@@ -263,7 +267,7 @@ async def said_whole(client: Client, conversation_id: str, event: Event) -> Even
 
 
 class Stopping(DeckhandsError):
-    """The server ends; the reader resumes at another one, or at this one when it is back."""
+    """The server is shutting down. The reader resumes at another server, or at this one after its restart."""
 
     code = "server_stopping"
     retryable = True
@@ -273,7 +277,7 @@ class Stopping(DeckhandsError):
 
 
 class SlowReader(DeckhandsError):
-    """The reader does not take what is written for it."""
+    """The reader does not read the data sent to it."""
 
     code = "slow_reader"
     retryable = True

@@ -1,6 +1,6 @@
 """Webhooks over HTTP: a key manages the webhooks of its tenant.
 
-Holds: a webhook of another tenant looks like one that does not exist; a secret is shown once.
+Holds: a webhook of another tenant appears not to exist; a secret is shown once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DeliveryId = Annotated[str, Path(pattern=r"^msg_[0-9a-f]{32}$", examples=["msg_0
 
 
 class NewWebhook(JsonBody):
-    """The address to notify, and about what; see docs/webhooks.md."""
+    """The address to notify, and the events to notify it about; see docs/webhooks.md."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -66,17 +66,17 @@ class ShownWebhook(BaseModel):
     conversation_id: str = Field(examples=[""])
     is_enabled: bool
     created: AwareDatetime = Field(examples=[MOMENT])
-    why_off: str = Field(examples=[""], description="why it was turned off automatically; empty: it was not")
+    why_off: str = Field(examples=[""], description="why it was disabled automatically; empty if it was not")
 
 
 class AddedWebhook(ShownWebhook):
-    """A new webhook, with the secret that checks signatures; it is never shown again."""
+    """A new webhook, with the secret that verifies signatures; it is never shown again."""
 
     secret: str = Field(examples=["whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"])
 
 
 class ShownDelivery(BaseModel):
-    """A delivery and how far it has come."""
+    """A delivery and its progress."""
 
     id: str = Field(examples=["msg_0123456789abcdef0123456789abcdef"])
     conversation_id: str = Field(examples=[ID])
@@ -113,14 +113,14 @@ def _shown_delivery(delivery: Delivery) -> ShownDelivery:
 
 @routes.get("", summary="List webhooks")
 async def listing(gateway: GatewayOf, principal: Reader) -> list[ShownWebhook]:
-    """List the webhooks of the tenant, the oldest first."""
+    """List the webhooks of the tenant, oldest first."""
     found = await _book(gateway).all()
     return [_shown(hook) for hook in found if principal.sees_all or hook.tenant == principal.tenant]
 
 
 @routes.post("", status_code=201, summary="Add a webhook")
 async def add(gateway: GatewayOf, principal: Operator, new: NewWebhook) -> AddedWebhook:
-    """Add a webhook for the conversations of the tenant of the key, or for one of them."""
+    """Add a webhook for all conversations of the key's tenant, or for one of them."""
     if new.conversation_id:
         await gateway.visible(principal, new.conversation_id)
     await address_of(new.url, rules_of(BrokerSettings.from_env().webhook_private))
@@ -157,19 +157,19 @@ async def _set_enabled(
     return _shown(await _book(gateway).set_enabled(webhook_id, is_enabled=is_enabled, check=check))
 
 
-@routes.post("/{webhook_id}/enable", summary="Turn a webhook on", responses=MATCHED)
+@routes.post("/{webhook_id}/enable", summary="Enable a webhook", responses=MATCHED)
 async def enable(
     gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, why: Reason, precondition: IfMatch
 ) -> ShownWebhook:
-    """Turn a webhook on; it gets events from now on."""
+    """Enable a webhook. It gets events from now on."""
     return await _set_enabled(gateway, principal, webhook_id, why.reason, precondition, is_enabled=True)
 
 
-@routes.post("/{webhook_id}/disable", summary="Turn a webhook off", responses=MATCHED)
+@routes.post("/{webhook_id}/disable", summary="Disable a webhook", responses=MATCHED)
 async def disable(
     gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, why: Reason, precondition: IfMatch
 ) -> ShownWebhook:
-    """Turn a webhook off: it gets no events from the time while it is off. Waiting deliveries are still sent."""
+    """Disable a webhook. It never gets the events of that time; waiting deliveries are still sent."""
     return await _set_enabled(gateway, principal, webhook_id, why.reason, precondition, is_enabled=False)
 
 
@@ -189,16 +189,16 @@ async def remove(
 async def deliveries(
     gateway: GatewayOf, principal: Reader, webhook_id: WebhookId, limit: Annotated[int, Query(ge=1, le=200)] = 50
 ) -> list[ShownDelivery]:
-    """List the latest deliveries, the newest first: those that wait, and the last 200 that have ended."""
+    """List the latest deliveries, newest first: those that wait, and the last 200 that ended."""
     await _visible(gateway, principal, webhook_id)
     return [_shown_delivery(found) for found in await _book(gateway).deliveries(webhook_id, limit=limit)]
 
 
-@routes.post("/{webhook_id}/deliveries/{delivery_id}/redeliver", summary="Make a delivery again")
+@routes.post("/{webhook_id}/deliveries/{delivery_id}/redeliver", summary="Repeat a delivery")
 async def redeliver(
     gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, delivery_id: DeliveryId, why: Reason
 ) -> ShownDelivery:
-    """Make a delivery again, under the same id and with the same body."""
+    """Repeat a delivery, under the same id and with the same body."""
     await _visible(gateway, principal, webhook_id)
     await gateway.record(principal, "webhook.redeliver", f"{webhook_id} {delivery_id}", why.reason)
     return _shown_delivery(await _book(gateway).redeliver(webhook_id, delivery_id))

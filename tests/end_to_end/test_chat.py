@@ -42,7 +42,7 @@ def test_a_person_talks_with_an_agent_leaves_and_comes_back(tmp_path: Path) -> N
     env = environment(home)
     chat = [*COMMAND, "chat", "--sandbox", "none", "-w", folder, "--model", model]
     with person(chat, env, columns=160, rows=45) as seen:
-        seen.waits_for("type what is to be done · /help", limit=90)
+        seen.waits_for("type a task · /help", limit=90)
         _use_commands(seen, tmp_path)
         seen.type("do it\r")
         seen.waits_for("The agent asks to run action", "$ echo two > b.txt", "Run it?", limit=90)

@@ -56,7 +56,7 @@ def test_what_cannot_be_used_is_refused_before_anything_starts(tmp_path: Path) -
         ),
         (("--delegate", f"scout={tmp_path}/scout.json"), "There is no agent named 'NoSuchAgent'."),
         (("--delegate", "scout=missing.json"), "The file missing.json of --delegate scout cannot be read"),
-        (("--ipython", "--agent", "LocAgent"), "--ipython does nothing for LocAgent, whose tools are fixed."),
+        (("--ipython", "--agent", "LocAgent"), "--ipython has no effect on LocAgent, whose tools are fixed."),
     ):
         done, _ = run(tmp_path, "--model", model, *options)
         assert (done.code, said in done.err) == (2, True), done

@@ -93,9 +93,12 @@ def test_a_summary_has_labels(env: dict[str, str]) -> None:
         (["rm", "--label", "te am=x", "--yes"], "labels cannot be used: 'te am' is not a valid name of a label."),
         (["rm", "--label", "team=a", "--label", "team=b", "--yes"], "given twice"),
         (["rm", "--state", "gone", "--yes"], "There is no state 'gone'"),
-        (["rm", "--label", "team=a"], "3 conversations would be deleted, and nobody is there to confirm it."),
-        (["cancel", "--label", "team=a"], "2 conversations would be cancelled, and nobody is there to confirm it."),
-        (["close", "--state", "finished"], "3 conversations would be closed, and nobody is there to confirm it."),
+        (["rm", "--label", "team=a"], "3 conversations would be deleted, and there is no terminal to confirm it."),
+        (
+            ["cancel", "--label", "team=a"],
+            "2 conversations would be cancelled, and there is no terminal to confirm it.",
+        ),
+        (["close", "--state", "finished"], "3 conversations would be closed, and there is no terminal to confirm it."),
     ],
 )
 def test_what_is_not_clear_is_refused(env: dict[str, str], arguments: list[str], told: str) -> None:

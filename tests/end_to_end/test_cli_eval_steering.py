@@ -56,7 +56,7 @@ def _steer_it(asked: tuple[str | Path, ...], out: Path, gate: Path, env: dict[st
     assert {line["state"] for line in record if line["kind"] == "standing"} >= {"running", "paused", "over"}
 
     again = deckhands("eval", "requeue", out, "--id", "q2", env=env)
-    assert "No command carries it out now" in again.err
+    assert "No command drives it now" in again.err
     table = on_terminal("eval", "attach", str(out), env={**env, "DECKHANDS_SANDBOX": "none"}, columns=120)
     assert "INSTANCE" in table
     assert [row.round for row in read_results(out / "results.jsonl")].count(1) == 1
@@ -87,14 +87,14 @@ def test_an_evaluation_whose_command_died_is_cancelled_and_ends(tmp_path: Path) 
         os.kill(running.pid, signal.SIGKILL)
         running.wait()
     refused = deckhands("eval", "cancel", out, env=env)
-    assert (refused.code, "nobody is there to confirm it" in refused.err) == (2, True)
+    assert (refused.code, "there is no terminal to confirm it" in refused.err) == (2, True)
     assert deckhands("eval", "cancel", out, "--yes", env=env).code == 0
     done = deckhands("eval", "attach", out, env=env)
     assert "3 not-run" in done.out, done
     nowhere = deckhands("eval", "pause", tmp_path / "nowhere", env=env)
     assert (nowhere.code, "is not an evaluation" in nowhere.err) == (2, True)
     nothing = deckhands("eval", "retune", out, env=env)
-    assert (nothing.code, "Nothing is to be changed" in nothing.err) == (2, True)
+    assert (nothing.code, "No change is given" in nothing.err) == (2, True)
 
 
 def test_other_endings_are_tried_from_the_middle_of_a_run(tmp_path: Path) -> None:

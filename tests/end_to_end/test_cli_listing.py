@@ -118,7 +118,7 @@ def test_a_beginning_that_several_ids_share_lists_them(env):
     done = deckhands("cancel", "job-", env=env)
     assert (done.code, done.out) == (2, "")
     lines = done.err.splitlines()
-    assert lines[:2] == ["deckhands: Several ids begin with 'job-'.", "  Give more of the one you mean:"]
+    assert lines[:2] == ["deckhands: Several ids start with 'job-'.", "  Type a longer prefix:"]
     assert [line.split()[:2] for line in lines[2:4]] == [["job-00", "running"], ["job-11", "awaiting_user_input"]]
     assert len(lines) == 8
     glob = deckhands("show", "job-*", env=env)
@@ -147,10 +147,10 @@ def test_every_verb_that_takes_an_id_takes_its_beginning(env):
         refused.append(name)
         rest = {"recover": ["wait"], "secret": ["X", "--remove"], "message": ["text"], "fork": []}.get(name, [])
         done = deckhands(name, "job-@1" if name == "fork" else "job-", *rest, env=env)
-        assert (done.code, done.err.partition("\n")[0]) == (2, "deckhands: Several ids begin with 'job-'."), name
+        assert (done.code, done.err.partition("\n")[0]) == (2, "deckhands: Several ids start with 'job-'."), name
     others = [["cp", "job-:a", "."], ["cp", "README.md", "job-:a"], ["replay", "job-"], ["run", "--resume", "job-"]]
     for arguments in others:
-        assert "Several ids begin with 'job-'." in deckhands(*arguments, env=env).err, arguments
+        assert "Several ids start with 'job-'." in deckhands(*arguments, env=env).err, arguments
     assert len(refused) >= 14, refused
 
 

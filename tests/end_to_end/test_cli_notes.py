@@ -69,8 +69,8 @@ def test_bad_input(tmp_path: Path) -> None:
     env = environment(tmp_path / "home")
     refused(deckhands("notes", "a/b", env=env), "A project cannot be called 'a/b'.")
     refused(deckhands("notes", "a", "--user", "b/c", env=env), "A user cannot be called 'b/c'.")
-    refused(deckhands("notes", "--write", "x", env=env), "It is not clear what to do.")
-    refused(deckhands("notes", "a", "--write", "x", "--erase", env=env), "It is not clear")
+    refused(deckhands("notes", "--write", "x", env=env), "The request is incomplete or contradictory.")
+    refused(deckhands("notes", "a", "--write", "x", "--erase", env=env), "incomplete")
     refused(deckhands("notes", "a", "--write", "x" * 1_001, env=env), "The note has 1001 characters.")
     refused(deckhands("notes", "a", "--tenant", "t", env=env), "have no tenant")
     elsewhere = env | {"DECKHANDS_URL": "redis://127.0.0.1:1/0"}

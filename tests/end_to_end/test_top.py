@@ -61,11 +61,11 @@ def _see_the_list(seen: Person, done: str, asking: str, waiting: str) -> None:
     seen.type("s")
     seen.waits_for("AGEv")
     seen.type("/")
-    seen.waits_for("words that all have to be there")
+    seen.waits_for("words that must all match")
     seen.type("awaiting")
     seen.waits_for("Filter: awaiting · 1 conversation", gone=waiting)
     seen.type("\r")
-    seen.waits_for("Open", gone="words that all")
+    seen.waits_for("Open", gone="words that must")
 
 
 def _refuse_an_action(seen: Person, asking: str) -> None:
@@ -75,7 +75,7 @@ def _refuse_an_action(seen: Person, asking: str) -> None:
     seen.type("n")
     seen.waits_for("Why not?")
     seen.type("not that way\r")
-    seen.waits_for("The action was refused.")
+    seen.waits_for("The action was rejected.")
     seen.waits_for("Action has been rejected by the user", "The conversation is finished")
 
 
@@ -83,7 +83,7 @@ def _cancel(seen: Person, waiting: str) -> None:
     seen.type("\x1b")
     seen.waits_for("Conversations: 3", waiting)
     seen.type("/")
-    seen.waits_for("words that all have to be there")
+    seen.waits_for("words that must all match")
     seen.type("scheduled\r")
     seen.waits_for("Filter: scheduled · 1 conversation")
     seen.type("x")

@@ -215,8 +215,8 @@ class TestSettings:
         assert (done.returncode, done.stderr.partition(".")[0]) == (0, "There are no conversations and no runs yet")
 
     def test_a_verb_that_does_not_exist(self, env):
-        refused(deckhands("exprot", env=env), 2, "No such verb: 'exprot'. Did you mean 'export'?")
-        refused(deckhands("xyzzy", env=env), 2, "`deckhands --help` lists the verbs.")
+        refused(deckhands("exprot", env=env), 2, "No such command: 'exprot'. Did you mean 'export'?")
+        refused(deckhands("xyzzy", env=env), 2, "`deckhands --help` lists the commands.")
 
     @pytest.mark.parametrize(
         ("arguments", "text"),

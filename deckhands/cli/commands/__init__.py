@@ -1,4 +1,4 @@
-"""The commands of the command line, a file for each family. They are imported when they are called.
+"""The commands of the command line, one file per family. Each is imported when it is called.
 
 Start with: run.
 """

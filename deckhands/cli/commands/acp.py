@@ -1,4 +1,4 @@
-"""`deckhands acp`: an editor drives conversations over standard input and output."""
+"""`deckhands acp`: drive conversations from an editor, over standard input and output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deckhands.client import AsyncConversation
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"
-VERBS = {"acp": "Let an editor drive conversations (Agent Client Protocol)."}
+SUMMARIES = {"acp": "Drive conversations from an editor (Agent Client Protocol)."}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class AcpOptions:
     metavar="MODE",
     default="risky",
     show_default=True,
-    help="What the editor asks about: never, risky, always, or a plug-in.",
+    help="Which actions the user must confirm: never, risky, always, or a plug-in.",
 )
 @options_as(AcpOptions)
 def acp(options: AcpOptions) -> None:
-    """Let an editor drive conversations, by the Agent Client Protocol on standard input and output.
+    """Drive conversations from an editor, by the Agent Client Protocol on standard input and output.
 
     The directory of a session is the workspace. With --cluster, it is a directory on the tool workers' machine.
     """

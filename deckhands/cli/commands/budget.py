@@ -1,4 +1,4 @@
-"""`deckhands budget`: what tenants, experiments and conversations may spend, and what they have spent."""
+"""`deckhands budget`: budgets and spending of tenants, experiments and conversations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deckhands.cli.verbs import options_as
 from deckhands.client import Client, Spending, note, on_cluster, print_json, print_text, spending_of, table
 
 SECTION = "Budgets, secrets, notes"
-VERBS = {"budget": "Show and set what tenants and experiments may spend."}
+SUMMARIES = {"budget": "Show and set budgets of tenants and experiments."}
 
 HEAD = ("ACCOUNT", "LIMIT", "SPENT", "RESERVED", "LOST", "LEFT", "CALLS", "WAITING")
 
@@ -27,7 +27,7 @@ class AccountOptions:
 
 @dataclass(frozen=True, slots=True)
 class LimitOptions:
-    """Options of `budget set`; without `usd` there is no limit."""
+    """Options of `budget set`; without `usd` the account is unlimited."""
 
     account: str
     usd: float | None
@@ -45,7 +45,7 @@ class TopUpOptions:
 
 @click.group()
 def budget() -> None:
-    """Show and set what may be spent, and show what was spent.
+    """Show and set budgets, and show spending.
 
     ACCOUNT is tenant:NAME, experiment:TENANT/NAME or conversation:ID.
     """
@@ -98,7 +98,7 @@ def top_up(options: TopUpOptions) -> None:
 @json_option
 @options_as(AccountOptions)
 def report(options: AccountOptions) -> None:
-    """Show what ACCOUNT's money was spent on: work, retries, loops, condensation, lost calls. Reads every log."""
+    """Break the spending of ACCOUNT down: work, retries, loops, condensation, lost calls. Reads every log."""
     account_path(options.account)
     found, spending = on_cluster(lambda client: _report(client, options.account))
     if options.as_json:
@@ -121,7 +121,8 @@ def report(options: AccountOptions) -> None:
 
 
 async def _report(client: Client, account: str) -> tuple[Account, Spending]:
-    ledger, total = Ledger(client.store), Spending()
+    ledger = Ledger(client.store)
+    total = Spending()
     for conversation_id in await ledger.conversation_ids(account):
         total += spending_of(await client.events(conversation_id))
     return await ledger.account(account), total

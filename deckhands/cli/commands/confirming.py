@@ -1,4 +1,4 @@
-"""`deckhands confirm` and `reject`, and the question that `deckhands run` asks at a terminal."""
+"""`deckhands confirm` and `reject`, and the confirmation prompt of `deckhands run` at a terminal."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from deckhands.cli.verbs import options_as
 from deckhands.client import Renderer, ask, is_coloured, note, on_conversation, print_coloured
 
 SECTION = "Control a conversation"
-VERBS = {
-    "confirm": "Run the action that a conversation asks about.",
-    "reject": "Refuse the action that a conversation asks about.",
+SUMMARIES = {
+    "confirm": "Run the action that awaits confirmation.",
+    "reject": "Reject the action that awaits confirmation.",
 }
 
 QUESTION = "Run it? [y/N] "
@@ -28,7 +28,7 @@ QUESTION_OF_A_PLAN = "Carry the plan out? [y/N] "
 
 @dataclass(frozen=True, slots=True)
 class RejectOptions:
-    """Options of `reject`; without `action_id`, whichever action is asked about is meant."""
+    """Options of `reject`; without `action_id`, the action that awaits confirmation is rejected."""
 
     conversation_id: str
     action_id: int | None
@@ -45,7 +45,7 @@ class ConfirmOptions:
 
 
 action_option = click.option(
-    "--action", "action_id", type=int, help="The event id of the action; fails if another one is asked about."
+    "--action", "action_id", type=int, help="The event id of the action; fails if another one awaits confirmation."
 )
 
 
@@ -61,8 +61,9 @@ action_option = click.option(
 )
 @options_as(ConfirmOptions)
 def confirm(options: ConfirmOptions) -> None:
-    """Run the action that a conversation asks about."""
-    name, edited = options.conversation_id, _edited(options.edits)
+    """Run the action that awaits confirmation in a conversation."""
+    name = options.conversation_id
+    edited = _edited(options.edits)
     on_conversation(name, lambda client: client.confirm(name, action_id=options.action_id, edited=edited))
     note("The confirmation is in the log.")
 
@@ -70,25 +71,25 @@ def confirm(options: ConfirmOptions) -> None:
 @click.command()
 @conversation_argument
 @action_option
-@click.option("--reason", default="", help="Why, for the agent, which then continues.")
+@click.option("--reason", default="", help="The reason, for the agent, which then continues.")
 @options_as(RejectOptions)
 def reject(options: RejectOptions) -> None:
-    """Refuse the action that a conversation asks about. Without a reason the conversation then waits for a message."""
+    """Reject the action that awaits confirmation in a conversation. Without a reason, it then waits for a message."""
     name = options.conversation_id
     on_conversation(name, lambda client: client.reject(name, reason=options.reason, action_id=options.action_id))
     note("The rejection is in the log.")
 
 
 async def ask_at_terminal(action: RiskyAction) -> bool:
-    """Show an action and wait for a line; any answer but yes refuses it."""
-    if isinstance(action, PlanAction):  # it was printed above, whole
+    """Show an action and read a line; any answer but yes rejects the action."""
+    if isinstance(action, PlanAction):  # it was printed above in full
         ask(QUESTION_OF_A_PLAN)
     else:
         print_coloured(Renderer(is_coloured=is_coloured(sys.stderr)).question(action), err=True)
         ask(QUESTION)
     loop = asyncio.get_running_loop()
     has_line = asyncio.Event()
-    loop.add_reader(sys.stdin.fileno(), has_line.set)  # a thread that reads could not be interrupted
+    loop.add_reader(sys.stdin.fileno(), has_line.set)  # a thread blocked in a read cannot be interrupted
     try:
         await has_line.wait()
     finally:
@@ -97,7 +98,7 @@ async def ask_at_terminal(action: RiskyAction) -> bool:
 
 
 def _edited(edits: tuple[str, ...]) -> dict[str, Any]:
-    """Return the fields and their values. A value is parsed as JSON if it is JSON, and is text otherwise."""
+    """Return the edited fields and their values. A value is parsed as JSON if it is JSON, and is text otherwise."""
     edited: dict[str, Any] = {}
     for edit in edits:
         name, separator, text = edit.partition("=")

@@ -1,30 +1,37 @@
-"""`deckhands message`, `pause`, `resume`, `recover`, `cancel` and `close`: control existing conversations."""
+"""`deckhands message`, `pause`, `resume`, `recover`, `cancel`, `close`, `rm` and `restore`: control conversations."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
 import click
 
-from broker.contract import TERMINAL_STATES, AgentState, MessagePolicy
+from broker.contract import TERMINAL_STATES, AgentState, MessagePolicy, is_settled
 from broker.log import ConversationRow
-from deckhands.cli.abbreviations import conversation_argument
+from broker.runtime import UnknownConversation
+from deckhands.cli.abbreviations import CONVERSATION_ID, conversation_argument
 from deckhands.cli.choosing import BulkAction, Chosen, ChosenToEnd, chosen_options, do_to_chosen, yes_option
 from deckhands.cli.options import json_option, read_task
+from deckhands.cli.progress import Progress
 from deckhands.cli.verbs import options_as
-from deckhands.client import note, on_conversation, print_json
+from deckhands.client import Client, NotStopped, cluster_client, note, on_conversation, print_json, print_text
+from deckhands.settings import FaceSettings
 
 SECTION = "Control a conversation"
-VERBS = {
+SUMMARIES = {
     "message": "Send a message to the agent; the conversation continues.",
     "pause": "Pause conversations: nothing new is started.",
     "resume": "Continue conversations that were paused or stopped.",
     "recover": "Get an agent out of a loop.",
-    "cancel": "Stop conversations and what runs in them.",
+    "cancel": "Stop conversations and their running work.",
     "close": "Close conversations that are over; their workspaces are removed after a week.",
+    "rm": "Delete conversations: their logs, results, files in the store and secrets.",
+    "restore": "Bring archived conversations back into the store.",
 }
 
 CANCEL_WAIT_SECONDS = 30.0
@@ -45,7 +52,7 @@ class PauseOptions(Chosen):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeOptions(Chosen):
-    """Options of `resume`; without a model, the conversations keep theirs."""
+    """Options of `resume`; without a model, the conversations keep their own."""
 
     model: str | None
     as_json: bool
@@ -86,6 +93,22 @@ class CloseOptions(ChosenToEnd):
     as_json: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveOptions(ChosenToEnd):
+    """Options of `rm`."""
+
+    must_cancel: bool
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOptions:
+    """Options of `restore`."""
+
+    conversation_ids: tuple[str, ...]
+    as_json: bool
+
+
 @click.command()
 @conversation_argument
 @click.argument("text", required=False)
@@ -94,12 +117,13 @@ class CloseOptions(ChosenToEnd):
 @click.option(
     "--double-texting",
     type=click.Choice(get_args(MessagePolicy)),
-    help="What it does while the agent works; by default what the conversation was submitted with.",
+    help="The policy if the agent is working; by default that of the conversation.",
 )
 @options_as(MessageOptions)
 def message(options: MessageOptions) -> None:
-    """Send a message to the agent; it continues, whatever its state. Without TEXT, standard input is the message."""
-    name, content = options.conversation_id, read_task(options.text, file=options.file)
+    """Send a message to the agent, which then continues from any state. Without TEXT, standard input is the message."""
+    name = options.conversation_id
+    content = read_task(options.text, file=options.file)
     on_conversation(
         name,
         lambda client: client.send_message(name, content, model=options.model, double_texting=options.double_texting),
@@ -112,9 +136,9 @@ def message(options: MessageOptions) -> None:
 @json_option
 @options_as(PauseOptions)
 def pause(options: PauseOptions) -> int:
-    """Ask for a pause: what runs finishes, and nothing new starts.
+    """Pause conversations: running work finishes, and nothing new starts.
 
-    Name conversations, or choose them by --label and --state; those that are over are left alone then.
+    Name conversations, or choose them by --label and --state; chosen ones that are over are skipped.
     """
     action = BulkAction("paused", lambda client, name: client.pause(name), _may_be_paused)
     return _do(options, action, "The request is in the log.", as_json=options.as_json)
@@ -126,9 +150,9 @@ def pause(options: PauseOptions) -> int:
 @json_option
 @options_as(ResumeOptions)
 def resume(options: ResumeOptions) -> int:
-    """Continue conversations that were paused, were stopped or have failed.
+    """Continue conversations that were paused or stopped, or have failed.
 
-    Name them, or choose them by --label and --state; those in other states are left alone then.
+    Name them, or choose them by --label and --state; chosen ones in other states are skipped.
     """
     action = BulkAction(
         "resumed",
@@ -144,8 +168,9 @@ def resume(options: ResumeOptions) -> int:
 @model_option
 @options_as(RecoverOptions)
 def recover(options: RecoverOptions) -> None:
-    """Get an agent out of a loop: `wait` or `go-on` without what it repeated, or `stop`."""
-    name, option = options.conversation_id, WAYS[options.way]
+    """Get an agent out of a loop: `wait` or `go-on` without the repeated part, or `stop`."""
+    name = options.conversation_id
+    option = WAYS[options.way]
     on_conversation(name, lambda client: client.recover(name, option=option, model=options.model))
     note("The choice is in the log.")
 
@@ -157,9 +182,9 @@ def recover(options: RecoverOptions) -> None:
 @json_option
 @options_as(CancelOptions)
 def cancel(options: CancelOptions) -> int:
-    """Stop conversations and what runs in them. Waits until the agents have stopped.
+    """Stop conversations and their running work. Waits until the agents have stopped.
 
-    Name conversations, or choose them by --label and --state; those that are over are left alone.
+    Name conversations, or choose them by --label and --state; chosen ones that are over are skipped.
     """
     seconds = None if options.no_wait else CANCEL_WAIT_SECONDS
     if options.only_id is None:
@@ -187,7 +212,7 @@ def cancel(options: CancelOptions) -> int:
 def close(options: CloseOptions) -> int:
     """Close conversations that are over: they take no more messages, and their workspaces are removed after a week.
 
-    Name conversations, or choose them by --label and --state; those that are not over are left alone then.
+    Name conversations, or choose them by --label and --state; chosen ones that are not over are skipped.
     """
     action = BulkAction(
         "closed",
@@ -199,7 +224,7 @@ def close(options: CloseOptions) -> int:
 
 
 def _do(options: Chosen, action: BulkAction, said: str, *, as_json: bool, is_sure: bool = False) -> int:
-    """Do something to the conversations that are meant; `said` is the note after one that was named alone."""
+    """Act on the chosen conversations; `said` is the note printed for a single one."""
     name = options.only_id
     if name is None or as_json:
         return asyncio.run(do_to_chosen(options, action, as_json=as_json, is_sure=is_sure))
@@ -210,3 +235,75 @@ def _do(options: Chosen, action: BulkAction, said: str, *, as_json: bool, is_sur
 
 def _may_be_paused(row: ConversationRow) -> bool:
     return row.state not in TERMINAL_STATES and row.state != AgentState.PAUSED and not row.is_closed
+
+
+@click.command()
+@chosen_options
+@click.option("--cancel", "must_cancel", is_flag=True, help="Cancel running conversations first, and delete them too.")
+@yes_option
+@json_option
+@options_as(RemoveOptions)
+def rm(options: RemoveOptions) -> int:
+    """Delete idle conversations: logs, results, secrets and all their other keys in the store.
+
+    Name conversations, or choose them by --label and --state; chosen ones that run are skipped. Delegates that have
+    ended are deleted with their parent. Workspaces end as those of closed conversations do. An archived conversation
+    given by its full id is deleted from the archive too, as is a restored one. A deletion cannot be undone; repeat the
+    command to complete an interrupted one.
+    """
+
+    async def remove(client: Client, conversation_id: str) -> None:
+        if options.must_cancel:
+            with contextlib.suppress(UnknownConversation):  # nothing runs in the archive
+                if not (await client.row(conversation_id)).is_closed:
+                    await _cancel(client, conversation_id)
+        await client.delete(conversation_id)
+
+    def fits(row: ConversationRow) -> bool:
+        is_idle = row.is_closed or (row.state in set(AgentState) and is_settled(AgentState(row.state)))
+        return options.must_cancel or is_idle
+
+    action = BulkAction("deleted", remove, fits, is_end=True, reaches_archive=True)
+    return asyncio.run(do_to_chosen(options, action, as_json=options.as_json, is_sure=options.is_sure))
+
+
+async def _cancel(client: Client, conversation_id: str) -> None:
+    """Stop a conversation and wait until it is idle.
+
+    Raises:
+        NotStopped: it is not within 30 s.
+    """
+    summary = await client.cancel(conversation_id, wait_seconds=CANCEL_WAIT_SECONDS)
+    if not is_settled(AgentState(summary.state)):
+        raise NotStopped(conversation_id, CANCEL_WAIT_SECONDS)
+
+
+@click.command()
+@click.argument("conversation_ids", metavar="ID...", nargs=-1, required=True, type=CONVERSATION_ID)
+@json_option
+@options_as(RestoreOptions)
+def restore(options: RestoreOptions) -> None:
+    """Bring archived conversations back into the store, so that they can be continued. Prints their ids.
+
+    Name them by their full ids. The archive is the one that DECKHANDS_ARCHIVE names; the file stays in it. A
+    conversation that is still in the store does not change. Secrets are not archived: set them again. A workspace
+    starts with its last checkpoint, or with its initial files.
+    """
+    asyncio.run(_restore(FaceSettings.from_env(), options))
+
+
+async def _restore(settings: FaceSettings, options: RestoreOptions) -> None:
+    ids = options.conversation_ids
+    shows_ids = sys.stdout.isatty()
+    async with cluster_client(settings) as client:
+        with Progress("conversations restored", len(ids)) as progress:
+            for conversation_id in ids:
+                is_new = await client.restore(conversation_id)
+                if not shows_ids:  # on a terminal, the printed ids show the progress
+                    progress.add()
+                if options.as_json:
+                    print_json({"conversation_id": conversation_id, "restored": is_new})
+                    continue
+                if not is_new:
+                    note(f"{conversation_id} is in the store already.")
+                print_text(conversation_id)

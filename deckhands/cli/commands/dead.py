@@ -1,4 +1,4 @@
-"""`deckhands dead`: conversations that crashed three workers, and entries that no worker could read."""
+"""`deckhands dead`: conversations that crashed three workers, and unreadable entries of streams."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from deckhands.client import (
 )
 
 SECTION = "Operate a cluster"
-VERBS = {"dead": "Show what crashed three workers or could not be read; let it continue, or discard it."}
+SUMMARIES = {"dead": "Show conversations that crashed three workers, and unreadable entries; requeue or discard them."}
 
 HEAD = ("DEAD", "WHAT", "WHY")
 ROWS_AT_ONCE = 500
@@ -60,7 +60,7 @@ class ListOptions:
 
 @dataclass(frozen=True, slots=True)
 class ShowOptions:
-    """Options of `dead show`; `name` is a conversation's id, or names an entry."""
+    """Options of `dead show`; `name` is the id of a conversation or the name of an entry."""
 
     name: str
     as_json: bool
@@ -85,12 +85,12 @@ class DiscardOptions(RequeueOptions):
 
 @dataclass(frozen=True, slots=True)
 class DeadConversation:
-    """A conversation that nobody takes any more.
+    """A dead conversation, which no worker claims any more.
 
     Attributes:
-        workers: that died while it acted, as far as the store remembers them, the latest last.
+        workers: those that died while it acted, as far as the store remembers them, the latest last.
         died: when each of them was found dead, in ISO 8601.
-        last_error: what the conversation ended with; empty: nobody has said so yet.
+        last_error: the error that ended the conversation; empty if none is recorded yet.
     """
 
     conversation_id: str
@@ -103,10 +103,10 @@ class DeadConversation:
 
 @click.group()
 def dead() -> None:
-    """Show dead letters, let conversations continue, and discard what nobody needs.
+    """Show dead letters, let conversations continue, and discard those you do not need.
 
-    A conversation is dead once three workers in a row have died while it acted. An entry of a stream is dead if nobody
-    could read it; it was never work of ours.
+    A conversation is dead once three workers in a row have died while it acted. An entry of a stream is dead if no
+    worker could read it; it was never one of ours.
     """
 
 
@@ -138,7 +138,7 @@ def list_dead(options: ListOptions) -> None:
 @json_option
 @options_as(ShowOptions)
 def show(options: ShowOptions) -> None:
-    """Show a dead conversation, which workers died with it and the last events of its log; or an unreadable entry."""
+    """Show a dead conversation, its dead workers and the last events of its log; or an unreadable entry."""
     if ":" in options.name:
         _show_entry(on_cluster(lambda client: _entry(client, options.name)), as_json=options.as_json)
         return
@@ -167,10 +167,10 @@ def show(options: ShowOptions) -> None:
 @label_option
 @options_as(RequeueOptions)
 def requeue(options: RequeueOptions) -> None:
-    """Let dead conversations continue, from where they were."""
+    """Continue dead conversations from their last state."""
     if any(":" in name for name in options.names):
         raise UsageError(
-            "An unreadable entry cannot be requeued: the store has only its beginning.",
+            "An unreadable entry cannot be requeued: the store has only its first part.",
             remedy="Let its producer send it again, and discard it: `deckhands dead discard`.",
         )
 
@@ -193,7 +193,7 @@ def requeue(options: RequeueOptions) -> None:
 @yes_option
 @options_as(DiscardOptions)
 def discard(options: DiscardOptions) -> None:
-    """Close dead conversations, whose logs stay readable, and forget unreadable entries."""
+    """Close dead conversations, whose logs stay readable, and delete unreadable entries."""
 
     async def away(client: Client) -> tuple[int, int]:
         conversations, entries = await _chosen(client, options, options.kind)
@@ -221,15 +221,15 @@ async def _each(ids: Sequence[str], act: Callable[[str], Awaitable[object]], don
 
 
 async def _chosen(client: Client, options: RequeueOptions, kind: Kind | None) -> tuple[list[str], list[str]]:
-    """Return the conversations and the entries that are meant, by id and by name.
+    """Return the chosen conversations and entries, by id and by name.
 
     Raises:
-        UsageError: it is not clear which, or one that is named is not dead.
+        UsageError: the choice is missing or ambiguous, or a given one is not dead.
     """
     is_selection = options.is_all or bool(options.labels)
     if is_selection == bool(options.names):
         raise UsageError(
-            "It is not clear which conversations are meant.", remedy="Name their ids, or pass --label or --all."
+            "It is not clear which conversations are meant.", remedy="Give their ids, or pass --label or --all."
         )
     if is_selection:
         conversations, found = await _found(client, options.labels, kind, has_causes=False)
@@ -246,7 +246,7 @@ async def _chosen(client: Client, options: RequeueOptions, kind: Kind | None) ->
 async def _found(
     client: Client, labels: tuple[str, ...], kind: Kind | None, *, has_causes: bool = True
 ) -> tuple[list[DeadConversation], list[UnreadableEntry]]:
-    """Return what is dead; with labels, only conversations that have them."""
+    """Return the dead letters; with labels, only conversations that have them."""
     wanted = labels_of(labels)
     entries = await Unreadable(client.store).all() if kind != "conversation" and not wanted else []
     if kind == "entry":
@@ -269,7 +269,7 @@ async def _conversation(client: Client, conversation_id: str) -> tuple[DeadConve
     after = max(0, row.last_event_id - SHOWN_EVENTS)
     try:
         events = await client.log.read(conversation_id, after=after, decode=decode_any)
-    except CorruptEntry as error:  # which may be what kills
+    except CorruptEntry as error:  # which may be the cause of the crashes
         note(error.message)
         events = []
     return _described(row, _by_conversation(await index.takeovers())), events
@@ -287,7 +287,7 @@ def _show_entry(entry: UnreadableEntry, *, as_json: bool) -> None:
         print_json({"kind": "entry"} | asdict(entry))
         return
     print_text(f"Entry:        {entry.name}\nOf:           {_place(entry)}\nWhy:          {entry.why}")
-    print_text(f"It began:     {clean_line(entry.held, limit=2_000)}")
+    print_text(f"Content:      {clean_line(entry.held, limit=2_000)}")
 
 
 def _place(entry: UnreadableEntry) -> str:

@@ -23,7 +23,7 @@ from deckhands.operations import reason_unconfined
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"
-VERBS = {"demo": "Run 20 agents at once while their workers are killed. Needs no model."}
+SUMMARIES = {"demo": "Run 20 agents at once while their workers are killed. Needs no model."}
 
 REDRAW_SECONDS = 0.1
 BAR_COLUMNS = 30
@@ -54,8 +54,8 @@ class DemoOptions:
 def demo(options: DemoOptions) -> int:
     """Let 20 agents repair 20 projects at once, while their workers are killed and replaced.
 
-    The workers are real processes, and the tests of the projects really run. Only the model follows a script, so no
-    key is needed. Exits with 0 if everything finished, every test passes and no event was lost or doubled.
+    The workers are real processes, and the tests of the projects really run. Only the model follows a script, so no key
+    is needed. Exits with 0 if everything finished, every test passes and no event was lost or doubled.
     """
     settings = FaceSettings.from_env()
     with _directory(is_kept=options.keep) as directory:
@@ -81,10 +81,10 @@ def demo(options: DemoOptions) -> int:
 
 
 def _environment(settings: FaceSettings) -> dict[str, str]:
-    """Return the workers' environment; without a sandbox where none works, since all commands are part of the demo.
+    """Return the workers' environment. If no sandbox works, it uses none: all commands are part of the demo.
 
     Raises:
-        DeckhandsError: the sandbox that was asked for by name does not work.
+        DeckhandsError: a sandbox was set by name and does not work.
     """
     environment = dict(settings.environment)
     if reason := reason_unconfined(environment):
@@ -105,13 +105,13 @@ def _directory(*, is_kept: bool) -> Iterator[Path]:
         raise
     finally:
         if is_kept:
-            note(f"Everything is left in {path}.")
+            note(f"Everything is in {path}.")
         else:
             shutil.rmtree(path, ignore_errors=True)
 
 
 async def _run(spec: DemoSpec) -> DemoReport | None:
-    """Run the demo; None if it was interrupted."""
+    """Run the demo; returns None if it was interrupted."""
     screen = _Screen()
     run = Demo(spec, on_notice=screen.notice, on_progress=screen.progress)
     running = asyncio.ensure_future(run.run())
@@ -125,7 +125,7 @@ async def _run(spec: DemoSpec) -> DemoReport | None:
 
 
 def report_lines(report: DemoReport) -> list[str]:
-    """Return the table at the end."""
+    """Return the final table."""
     longest, median = report.takeover_longest_seconds, report.takeover_median_seconds
     takeovers = f"{report.takeovers}, median {median:.2f} s, longest {longest:.2f} s" if longest is not None else "none"
     facts = {
@@ -149,7 +149,7 @@ def report_lines(report: DemoReport) -> list[str]:
 
 
 class _Screen:
-    """One line that is redrawn on a terminal; a line now and then elsewhere."""
+    """A line that is redrawn on a terminal; elsewhere, a line is printed now and then."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
@@ -158,7 +158,7 @@ class _Screen:
         self._quarter = 0
 
     def progress(self, progress: Progress) -> None:
-        """Show how far it is."""
+        """Show the progress."""
         now = self._clock.monotonic()
         if self._is_terminal:
             if now - self._drawn >= REDRAW_SECONDS:
@@ -172,12 +172,12 @@ class _Screen:
             note(self._line(progress, now))
 
     def notice(self, text: str) -> None:
-        """Show something that happened."""
+        """Print a notice."""
         self.clear()
         note(f"{self._clock.monotonic() - self._started:6.1f} s  {text}")
 
     def clear(self) -> None:
-        """Take the progress line away."""
+        """Clear the progress line."""
         if self._is_terminal:
             redraw("")
 

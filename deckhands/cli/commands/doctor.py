@@ -1,4 +1,4 @@
-"""`deckhands doctor`: what this machine can do, whether the store is reachable, and problems of its cluster."""
+"""`deckhands doctor`: check this machine, its access to the store, and the cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from deckhands.operations import (
 from deckhands.settings import FaceSettings
 
 SECTION = "Operate a cluster"
-VERBS = {"doctor": "Check what this machine can do, the store, and the cluster that runs on it."}
+SUMMARIES = {"doctor": "Check this machine, the store, and the cluster that runs on it."}
 
 UNFIT = 1
 SAMPLE = 100
@@ -53,15 +53,15 @@ class DoctorOptions:
 @click.option("--strict", is_flag=True, help="Exit with 1 for any finding, not only for failures.")
 @options_as(DoctorOptions)
 def doctor(options: DoctorOptions) -> None:
-    """Check what this machine can do for workspaces, whether the store is reachable, and the cluster that runs on it.
+    """Check this machine's support for workspaces, its access to the store, and the cluster that runs on it.
 
     The store is the one at DECKHANDS_URL, or that of the cluster running here. The report includes problems that tool
-    workers have found, such as tools that they cannot load, and the archive and the retention rules that this
-    environment names.
+    workers have found, such as tools that cannot be loaded, and the archive and the retention rules of this
+    environment.
 
     For a cluster, it checks the store's settings, rights and functions, the versions, clocks and lag of workers, the
-    queues, the invariants of the logs, and leftovers. It only reads, with the rights of the store user; it says what
-    that user may not read.
+    queues, the invariants of the logs, and leftovers. It only reads, with the rights of the store user, and names the
+    parts that this user may not read.
 
     Exits with 1 if something is missing that every action needs, or if an invariant is broken.
     """
@@ -75,22 +75,18 @@ def doctor(options: DoctorOptions) -> None:
         for finding in findings:
             print_json(asdict(finding))
     else:
-        rows = [(_verdict(finding), finding.name, f"{finding.detail}{_remedy(finding)}") for finding in findings]
-        width = max(len(name) for _, name, _ in rows)
-        for verdict, name, detail in rows:
-            print_text(f"{verdict:<8}{name:<{width}}  {detail}")
+        width = max(len(finding.name) for finding in findings)
+        for finding in findings:
+            remedy = f". {finding.remedy}" if finding.remedy and not finding.is_good else ""
+            print_text(f"{_verdict(finding):<8}{finding.name:<{width}}  {finding.detail}{remedy}")
     if any((finding.is_needed or options.strict) and not finding.is_good for finding in findings):
         click.get_current_context().exit(UNFIT)
-
-
-def _remedy(finding: Finding) -> str:
-    return f". {finding.remedy}" if finding.remedy and not finding.is_good else ""
 
 
 def _verdict(finding: Finding) -> str:
     if finding.is_good:
         return "ok"
-    if finding.remedy:  # of a cluster
+    if finding.remedy:  # the figures of a cluster
         return "broken" if finding.is_needed else "found"
     if finding.name in (DEAD_LETTERS, FAILING, RETENTION) and not finding.is_needed:
         return "found"

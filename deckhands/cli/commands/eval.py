@@ -1,4 +1,4 @@
-"""`deckhands eval`: evaluate agents on a dataset, continue that, and report it."""
+"""`deckhands eval`: evaluate agents on a dataset, continue an evaluation, and report it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from deckhands.evaluation import (
 from deckhands.ingress import complete_tasks
 
 SECTION = "Evaluate agents"
-VERBS = {"eval": "Evaluate agents on a dataset: run, steer, report, compare, export, fork."}
+SUMMARIES = {"eval": "Evaluate agents on a dataset: run, steer, report, compare, export, fork."}
 
 
 class Repositories(click.Path):
@@ -64,7 +64,7 @@ class Repositories(click.Path):
         super().__init__(path_type=Path, exists=True, file_okay=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return it as a path; `docker` is none."""
+        """Return a path; None for `docker`."""
         return Path(DOCKER) if value == DOCKER else super().convert(value, param, ctx)
 
 
@@ -146,7 +146,7 @@ class ForkOptions:
 
 @click.group("eval")
 def eval_() -> None:
-    """Evaluate agents on a dataset, as durable work of a cluster, or of a private one if none is running."""
+    """Evaluate agents on a dataset, durably on a cluster, or on a private one if none is running."""
 
 
 _directory = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
@@ -172,11 +172,11 @@ for _command in (*COMMANDS, export):
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="For results and report.")
 @click.option("--agent", default="CodeActAgent", show_default=True, help="The agent that does the tasks.")
 @click.option("-i", "--max-iterations", type=click.IntRange(min=1), default=100, show_default=True)
-@click.option("-b", "--max-budget", type=Amount(min=0, min_open=True), help="The most one attempt may spend, in USD.")
+@click.option("-b", "--max-budget", type=Amount(min=0, min_open=True), help="The budget of one attempt, in USD.")
 @click.option("--max-seconds", type=Amount(min=0, min_open=True), help="How long an attempt may work.")
 @click.option("--filter", "only", default="", metavar="REGEX", help="Only instances whose id or a tag matches.")
 @click.option("--slice", "part", default="", metavar="A:B", help="Only these, as in Python: :20, 20:40, -5:.")
-@click.option("--shuffle", is_flag=True, help="In an order that --seed decides.")
+@click.option("--shuffle", is_flag=True, help="In a random order given by --seed.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option(
     "--repositories", type=Repositories(), metavar="DIR|docker",
@@ -193,9 +193,9 @@ for _command in (*COMMANDS, export):
 @json_option
 @options_as(RunOptions)
 def run(options: RunOptions) -> int:
-    """Evaluate models on DATASET: `shipped`, a file of rows, a directory of tasks, or the name of an installed one.
+    """Evaluate models on DATASET: `shipped`, a file of rows, a directory of tasks, or the name of an installed dataset.
 
-    Repeat the command to complete an evaluation that was interrupted. `--model scripted` solves `shipped` offline.
+    Repeat the command to complete an interrupted evaluation. `--model scripted` solves `shipped` offline.
     """
     models = [name for text in options.models for name in text.split(",")]
     if not all(models) or len(set(models)) < len(models):
@@ -227,7 +227,7 @@ def run(options: RunOptions) -> int:
     if options.is_detached:
         pid = detach(options.out, tuning.as_arguments())
         note(f"The evaluation {asked.name} runs in the background (pid {pid}).")
-        note(f"`deckhands eval attach {options.out}` reattaches, and `deckhands eval status` shows how it stands.")
+        note(f"`deckhands eval attach {options.out}` reattaches, and `deckhands eval status` shows its progress.")
         return 0
     return carry_out(options.out, asked, tuning, follows=False, as_json=options.as_json, on_finished=complete_tasks)
 
@@ -242,9 +242,9 @@ def run(options: RunOptions) -> int:
 @json_option
 @options_as(AttachOptions)
 def attach(options: AttachOptions) -> int:
-    """Reattach to the evaluation in DIR: follow the command that carries it out, or continue it.
+    """Reattach to the evaluation in DIR: follow the command that drives it, or continue it.
 
-    Work that the workers have done in the meantime counts, and nothing is begun twice.
+    Work that the workers did in the meantime counts, and nothing is started twice.
     """
     tuning = _tuning(options)
     asked = asked_in(options.directory)
@@ -295,7 +295,7 @@ def _compared_rows(options: CompareOptions) -> list[list[Row]]:
     """Return the rows of each side.
 
     Raises:
-        UsageError: they cannot be read, or there are none with a model that was named.
+        UsageError: they cannot be read, or none are of a given model.
     """
     sides = [read_results(folder / RESULTS) for folder in (options.first, options.second)]
     if options.models is None:
@@ -336,19 +336,19 @@ def _tenant(name: str) -> str:
 @click.option("--hidden", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Files for the check.")
 @click.option(
     "--critic", default="", metavar="M",
-    help="A model that judges each sibling: it decides, or with a check, says which of those that are right is best.",
+    help="A model that scores each sibling; with a check, it only ranks those that pass.",
 )  # fmt: skip
 @click.option(
-    "--tenant", default="", metavar="NAME", help="Whose conversations and costs they are; by default those of RUN."
+    "--tenant", default="", metavar="NAME", help="The tenant of the conversations and costs; by default that of RUN."
 )
 @click.option("--concurrency", "at_once", type=AtOnce(), help="How many at once; `auto` or a number. By default 4.")
 @json_option
 @options_as(ForkOptions)
 def fork(options: ForkOptions) -> int:
-    """Try other endings of a conversation from EVENT on, compare them, and name the best.
+    """Try alternative continuations of a conversation from EVENT on, compare them, and name the best.
 
-    Each sibling begins with the events up to EVENT, and with the files of the checkpoint nearest to it. It is scored
-    like the attempt of an evaluation that RUN is (--of), by --check, or by a model (--critic).
+    Each sibling starts with the events up to EVENT, and with the files of the checkpoint nearest to it. It is scored
+    like the evaluation attempt that RUN is (--of), by --check, or by a model (--critic).
     """
     models = [name for text in options.models for name in text.split(",")]
     if not all(models) or len(set(models)) < len(models):
@@ -375,7 +375,7 @@ def fork(options: ForkOptions) -> int:
 
 
 def _show_siblings(found: dict[str, Any]) -> None:
-    """Print how siblings compare."""
+    """Print the comparison of siblings."""
     for pair in found["comparisons"]:
         print_text(f"{' and '.join(pair['models'])}: p = {pair['p_value']:.3g}")
     best = found["best"]

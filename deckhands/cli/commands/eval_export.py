@@ -1,6 +1,6 @@
 """`deckhands eval export`: attempts in the formats of other tools.
 
-Holds: an export is written whole or not at all, file by file; the same results and logs give the same files.
+Holds: each file of an export is written atomically; the same results and logs give the same files.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ async def _export(asked: Asked, rows: list[Row], form: str, out: Path) -> list[P
 
 
 def chosen(directory: Path, form: str, outcomes: Sequence[str]) -> list[Row]:
-    """Return the rows that an export is made of, sorted.
+    """Return the rows to export, sorted.
 
     Args:
-        outcomes: only these; empty: all, but for training only what is resolved.
+        outcomes: only these; empty: all, but for training only resolved ones.
 
     Raises:
         UsageError: there are no results, or none of these.
@@ -105,7 +105,7 @@ def chosen(directory: Path, form: str, outcomes: Sequence[str]) -> list[Row]:
 
 
 def write_predictions(rows: Sequence[Row], out: Path) -> tuple[list[Path], list[str]]:
-    """Write a file for each model and number of attempt; return them, and what a patch could not hold."""
+    """Write a file per model and attempt number; return the files, and the attempts whose patch was incomplete."""
     lines: dict[str, list[str]] = defaultdict(list)
     left_out: list[str] = []
     names = _model_names(rows)
@@ -122,8 +122,8 @@ async def write_export(client: Client, asked: Asked, rows: Sequence[Row], form: 
     """Write an export that needs the logs, and return its files.
 
     Raises:
-        StoreError: the store cannot be used.
-        UsageError: the log of an attempt is not there, or a file cannot be written.
+        StoreError: the store is unavailable.
+        UsageError: the log of an attempt is missing, or a file cannot be written.
     """
     if form == "inspect":
         return await _inspect_logs(client, asked, rows, out)
@@ -133,7 +133,8 @@ async def write_export(client: Client, asked: Asked, rows: Sequence[Row], form: 
     async for row, events in _logs(client, rows):
         if events is None:
             continue
-        about, dialogue = row.model_dump(), dialogue_of(row.conversation_id, events)
+        about = row.model_dump()
+        dialogue = dialogue_of(row.conversation_id, events)
         name = f"{row.instance}--{names[row.model]}--{row.attempt}.json"
         match form:
             case "openhands":
@@ -150,7 +151,8 @@ async def _inspect_logs(client: Client, asked: Asked, rows: Sequence[Row], out: 
     async for row, events in _logs(client, rows):
         dialogue = None if events is None else dialogue_of(row.conversation_id, events)
         attempts[row.model].append((row.model_dump(), dialogue))
-    written, names = [], _model_names(rows)
+    written = []
+    names = _model_names(rows)
     for model, found in attempts.items():
         log = inspect_log_of(asked.name, Path(asked.dataset).stem or SIBLINGS, model, found)
         moment = re.sub(r"[:.]", "-", log["eval"]["created"])
@@ -161,7 +163,7 @@ async def _inspect_logs(client: Client, asked: Asked, rows: Sequence[Row], out: 
 
 
 async def _logs(client: Client, rows: Sequence[Row]) -> AsyncIterator[tuple[Row, list[Event] | None]]:
-    """Yield rows with their logs; None for an attempt that has not begun."""
+    """Yield rows with their logs; None for an attempt that never started."""
     for row in rows:
         if not row.conversation_id:
             yield row, None
@@ -176,7 +178,7 @@ async def _logs(client: Client, rows: Sequence[Row]) -> AsyncIterator[tuple[Row,
 
 
 def _model_names(rows: Sequence[Row]) -> Mapping[str, str]:
-    """Return the models as parts of the names of files, which differ also where `_` becomes `-`."""
+    """Return the models as parts of file names, distinct also where `_` becomes `-`."""
     models = {row.model for row in rows}
     taken = Counter(_file_name(model).replace("_", "-") for model in models)
     return {

@@ -83,7 +83,7 @@ at_once_option = click.option(
 )  # fmt: skip
 budget_option = click.option(
     "--budget", type=Amount(min=0, may_be_infinite=True),
-    help="Begin no further attempt once all of them have cost this much, in USD; `inf`: no limit.",
+    help="Start no further attempt once all of them have cost this much, in USD; `inf`: no limit.",
 )  # fmt: skip
 retries_option = click.option(
     "--retries", type=click.IntRange(0, 100),
@@ -154,21 +154,21 @@ class RequeueOptions:
 @evaluation_argument
 @options_as(OneOptions)
 def pause(options: OneOptions) -> None:
-    """Begin no further attempt, and pause those under way; the current model call or tool finishes."""
+    """Start no further attempt, and pause those in flight; the current model call or tool finishes."""
 
     async def act(client: Client, steering: Steering, _: Wanted) -> int:
         await steering.wish(state="paused")
         return await _ask_all(client, options.evaluation, client.pause, _works)
 
     number = _steer(options.evaluation, act)
-    note(f"The evaluation is paused, with {number} attempts under way. `deckhands eval resume` continues it.")
+    note(f"The evaluation is paused, with {number} attempts in flight. `deckhands eval resume` continues it.")
 
 
 @click.command()
 @evaluation_argument
 @options_as(OneOptions)
 def resume(options: OneOptions) -> None:
-    """Continue an evaluation that was paused or cancelled; cancelled attempts come back with `requeue`."""
+    """Continue an evaluation that was paused or cancelled. `requeue` repeats its cancelled attempts."""
 
     async def act(client: Client, steering: Steering, wanted: Wanted) -> bool:
         await steering.wish(state="running")
@@ -186,7 +186,7 @@ def resume(options: OneOptions) -> None:
 @until_option
 @options_as(RetuneOptions)
 def retune(options: RetuneOptions) -> None:
-    """Change how an evaluation is carried out, from now on. `--until ""` takes a criterion back."""
+    """Change the settings of a running evaluation. `--until ""` removes a criterion."""
     wishes = {
         "at_once": options.at_once,
         "budget_usd": options.budget,
@@ -194,20 +194,20 @@ def retune(options: RetuneOptions) -> None:
         "until": options.until,
     }
     if all(value is None for value in wishes.values()):
-        raise UsageError("Nothing is to be changed.", remedy="Name -n, --budget, --retries or --until.")
+        raise UsageError("No change is given.", remedy="Name -n, --budget, --retries or --until.")
 
     async def act(client: Client, steering: Steering, wanted: Wanted) -> bool:
         await steering.wish(**wishes)
         return await _is_driven(client, wanted)
 
-    _note_driver("It holds from now on.", _steer(options.evaluation, act))
+    _note_driver("The change applies from now on.", _steer(options.evaluation, act))
 
 
 @click.command()
 @evaluation_argument
 @click.option(
     "--state", "outcomes", multiple=True, type=click.Choice([*OUTCOMES, RUNNING]),
-    help="Attempts with this outcome; `running`: those under way.",
+    help="Attempts with this outcome; `running`: those in flight.",
 )  # fmt: skip
 @click.option(
     "--class", "causes", multiple=True, metavar="CODE", help="Attempts with this cause, or with a failure of this code."
@@ -216,7 +216,7 @@ def retune(options: RetuneOptions) -> None:
 @click.option("--model", "models", multiple=True, help="Attempts with these models, as the results name them.")
 @options_as(RequeueOptions)
 def requeue(options: RequeueOptions) -> None:
-    """Repeat attempts that have ended or are under way; the new results replace the old ones.
+    """Repeat attempts that have ended or are in flight; the new results replace the old ones.
 
     Each option narrows the selection; repeat one to name several values.
     """
@@ -232,7 +232,7 @@ def requeue(options: RequeueOptions) -> None:
         await steering.requeue(order)
         return await _is_driven(client, wanted)
 
-    _note_driver("These attempts begin again.", _steer(options.evaluation, act))
+    _note_driver("These attempts are repeated.", _steer(options.evaluation, act))
 
 
 @click.command()
@@ -240,7 +240,7 @@ def requeue(options: RequeueOptions) -> None:
 @yes_option
 @options_as(CancelOptions)
 def cancel(options: CancelOptions) -> None:
-    """End an evaluation: attempts under way are stopped, and all attempts without a result end as not run."""
+    """End an evaluation: attempts in flight are stopped, and all attempts without a result end as not run."""
     if not options.is_sure:
         require_agreement("The attempts of this evaluation that have not ended", "cancelled")
 
@@ -266,7 +266,7 @@ def cancel(options: CancelOptions) -> None:
 @json_option
 @options_as(StatusOptions)
 def status(options: StatusOptions) -> None:
-    """Show the progress of an evaluation, as last reported by the command that carries it out."""
+    """Show the progress of an evaluation, as last reported by the command that drives it."""
 
     async def act(client: Client, _: Steering, wanted: Wanted) -> tuple[Wanted, bool]:
         return wanted, await _is_driven(client, wanted)
@@ -279,9 +279,9 @@ def status(options: StatusOptions) -> None:
         print_json({"is_driven": is_driven, "wishes": wishes, "standing": dict(wanted.standing)})
         return
     standing = standing_from(wanted.standing)
-    print_text(standing.line if standing is not None else "It has not begun.")
+    print_text(standing.line if standing is not None else "It has not started.")
     if not is_driven and not (standing is not None and standing.state == "over"):
-        note("No command carries it out now; `deckhands eval attach DIR` does.")
+        note("No command drives it now; `deckhands eval attach DIR` does.")
 
 
 @click.command()
@@ -293,7 +293,7 @@ def status(options: StatusOptions) -> None:
 def logs(options: LogOptions) -> None:
     """Show the events of an attempt of the evaluation in DIR, or of its check, also from its private cluster.
 
-    It is named by its instance, if there is one attempt at it, or by the id of a conversation.
+    Name it by its instance, if that has only one attempt, or by the id of a conversation.
     """
     asked = asked_in(options.directory)
     conversation_id = _conversation_of(options.directory, options.attempt)
@@ -315,7 +315,7 @@ def _conversation_of(directory: Path, attempt: str) -> str:
             f"There are {len(found)} attempts at {attempt}.", remedy=f"Name one of {', '.join(found[:MAX_NAMED])}."
         )
     if not found and not is_conversation_id(attempt):
-        raise UsageError(f"No attempt at {attempt!r} has ended.", remedy="`results.jsonl` has those that have.")
+        raise UsageError(f"No attempt at {attempt!r} has ended.", remedy="`results.jsonl` lists those that have.")
     return found[0] if found else attempt
 
 
@@ -336,7 +336,7 @@ def _steer(evaluation: str, act: Callable[[Client, Steering, Wanted], Awaitable[
 
 
 async def _is_driven(client: Client, wanted: Wanted) -> bool:
-    """Say whether a command carries it out now."""
+    """Return whether a command drives the evaluation now."""
     at = wanted.standing.get("at")
     now = client.store.clock.now().timestamp()
     is_over = wanted.standing.get("state") == "over"
@@ -344,14 +344,14 @@ async def _is_driven(client: Client, wanted: Wanted) -> bool:
 
 
 def _note_driver(text: str, is_driven: bool) -> None:
-    rest = "" if is_driven else " No command carries it out now; `deckhands eval attach DIR` does."
+    rest = "" if is_driven else " No command drives it now; `deckhands eval attach DIR` does."
     note(text + rest)
 
 
 async def _ask_all(
     client: Client, evaluation: str, ask: Callable[[str], Awaitable[None]], is_meant: Callable[[ConversationRow], bool]
 ) -> int:
-    """Ask something of the conversations of attempts, and return of how many."""
+    """Call a function for the conversations of attempts, and return how many were called."""
     number = 0
     selected = Selected(client.store, Selection(labels={LABEL: named(evaluation)[0]}))
 

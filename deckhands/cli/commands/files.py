@@ -17,9 +17,9 @@ from deckhands.cli.verbs import options_as
 from deckhands.client import ExitCode, WorkspaceFiles, note, on_conversation, print_json, print_patch
 
 SECTION = "Files of a workspace"
-VERBS = {
+SUMMARIES = {
     "cp": "Copy files into a workspace or out of it.",
-    "diff": "Show what was changed in a workspace, as a patch.",
+    "diff": "Show the changes in a workspace, as a patch.",
     "checkpoint": "Save a workspace now.",
 }
 
@@ -50,7 +50,7 @@ class CheckpointOptions:
 @json_option
 @options_as(CopyOptions)
 def cp(options: CopyOptions) -> None:
-    """Copy a file or directory into a workspace or out of it: `cp ID:PATH LOCAL`, or `cp LOCAL ID:PATH`.
+    """Copy a file or directory into or out of a workspace: `cp ID:PATH LOCAL`, or `cp LOCAL ID:PATH`.
 
     PATH is relative to the workspace. If the target is an existing directory, the copy is put into it. The limits are 4
     GiB and 200,000 files. A copy that fails leaves nothing behind.
@@ -96,10 +96,10 @@ def cp(options: CopyOptions) -> None:
 @conversation_argument
 @options_as(ConversationOptions)
 def diff(options: ConversationOptions) -> None:
-    """Print what was changed in a workspace since its beginning, as a patch for `git apply`.
+    """Print all changes in a workspace since the conversation started, as a patch for `git apply`.
 
-    A file or a pipe gets the patch byte for byte. On a terminal, control characters are escaped. A patch has at most
-    64 MiB: files that do not fit are left out, the largest first, and named on standard error; the exit code is then 6.
+    A file or a pipe gets the patch byte for byte. On a terminal, control characters are escaped. A patch has at most 64
+    MiB: files that do not fit are left out, the largest first, and named on standard error; the exit code is then 6.
     """
     conversation_id = options.conversation_id
     changes = on_conversation(conversation_id, lambda client: WorkspaceFiles(client.store).changes(conversation_id))
@@ -124,7 +124,7 @@ def diff(options: ConversationOptions) -> None:
 @json_option
 @options_as(CheckpointOptions)
 def checkpoint(options: CheckpointOptions) -> None:
-    """Save a workspace now. Another node can restore it, and forks begin with it."""
+    """Save a workspace now. Another node can restore it, and forks start with it."""
     conversation_id = options.conversation_id
     files, size = on_conversation(
         conversation_id, lambda client: WorkspaceFiles(client.store).checkpoint(conversation_id)
@@ -136,6 +136,6 @@ def checkpoint(options: CheckpointOptions) -> None:
 
 
 def _place(text: str) -> tuple[str, str] | None:
-    """Return the conversation and the path of `ID:PATH`; None for a path of this machine."""
+    """Split `ID:PATH` into the conversation and the path; None for a path of this machine."""
     conversation_id, mark, path = text.partition(":")
     return (whole_id(conversation_id), path or ".") if mark and "/" not in conversation_id else None

@@ -1,4 +1,4 @@
-"""`deckhands fork`: continue from any event of a conversation in another way."""
+"""`deckhands fork`: continue a conversation from any of its events in another way."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from deckhands.client import (
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"
-VERBS = {"fork": "Start again from any event of a conversation, in one or more copies."}
+SUMMARIES = {"fork": "Start again from any event of a conversation, in one or more copies."}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class ForkOptions:
 def fork(options: ForkOptions) -> None:
     """Start conversations with the events of another up to EVENT, and continue from there. Prints their ids.
 
-    The original stays as it is. Files are not part of a log: a fork works on the directory given by -w, or on the one
-    that the user named for the original. If there is neither, it begins with a checkpoint of the original's
-    files, or with what the original began with.
+    The original does not change. Files are not part of a log: a fork works on the directory given by -w, or on the one
+    that the user named for the original. If there is neither, it starts with a checkpoint of the original's files, or
+    with the original's initial files.
     """
     settings = FaceSettings.from_env()
     if options.message is not None:
@@ -106,9 +106,9 @@ def _workspace(events: list[Event], directory: Path | None) -> WorkspaceSpec:
     if directory is not None:
         return created.workspace.model_copy(update={"path": str(directory), "source": None})
     if created.workspace.source is not None:
-        note("The forks begin with the checkpoint nearest to that event, or with what the original began with.")
+        note("The forks start with the checkpoint nearest to that event, or with the original's initial files.")
     elif created.workspace.path is None:
-        note("The forks begin with the checkpoint nearest to that event, or empty; -w names a directory with files.")
+        note("The forks start with the checkpoint nearest to that event, or empty; -w names a directory with files.")
     else:
         note(f"The forks work on {created.workspace.path}, as it is now; -w names another directory.")
     return created.workspace

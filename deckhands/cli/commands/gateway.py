@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from deckhands.server import Gateway, ServerOptions
 
 SECTION = "Operate a cluster"
-VERBS = {"serve": "Serve the cluster over HTTP: a web page, REST, server-sent events, WebSocket."}
+SUMMARIES = {"serve": "Serve the cluster over HTTP: a web page, REST, server-sent events, WebSocket."}
 LIBRARIES = ("fastapi", "prometheus_client", "uvicorn", "websockets")
 PATIENCE_SECONDS = 5.0
 """How long a request waits for a store that does not answer."""
@@ -51,7 +51,7 @@ class ServeOptions:
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Where to listen; beyond this machine with keys only."
 )
-@click.option("--port", type=click.IntRange(0, 65_535), default=8900, show_default=True, help="0: any that is free.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=8900, show_default=True, help="0: any free port.")
 @click.option(
     "--certificate", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A TLS certificate (PEM)."
 )
@@ -67,8 +67,8 @@ class ServeOptions:
 def serve(options: ServeOptions) -> None:
     """Serve the cluster at DECKHANDS_URL, or the one that runs here, over HTTP.
 
-    Every request needs an API key, because agents may reach this machine too. `deckhands key add` makes keys. If there
-    are none yet, the server makes one for this machine and writes it to the file server.key in DECKHANDS_HOME.
+    Every request needs an API key, because agents may reach this machine too. `deckhands key add` creates keys. If
+    there are none yet, the server creates one for this machine and writes it to the file server.key in DECKHANDS_HOME.
     """
     require_server()
     from deckhands.server import ServerOptions
@@ -86,10 +86,10 @@ def serve(options: ServeOptions) -> None:
 
 
 def require_server() -> None:
-    """Make sure that the server's packages are installed.
+    """Check that the server's packages are installed.
 
     Raises:
-        UsageError: one is not.
+        UsageError: one is missing.
     """
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
@@ -101,9 +101,9 @@ def require_server() -> None:
 
 @contextlib.asynccontextmanager
 async def page_of_cluster(url: str, archive: str, *, port: int, key_file: Path) -> AsyncGenerator[None]:
-    """Serve a cluster of this machine on the loopback, and open its page, as long as the block lasts.
+    """Serve a cluster of this machine on the loopback interface, and open its page, while the block runs.
 
-    The page is opened by a link that works once, so no argument of a process and no log has the key.
+    The page is opened by a one-time link, so no process argument and no log contains the key.
     """
     from deckhands.server import Gateway, ServerOptions, serve_in_loop
 
@@ -146,12 +146,12 @@ async def _serve(settings: FaceSettings, options: ServerOptions) -> None:
 
 
 async def _key_note(gateway: Gateway, key_file: Path) -> str:
-    """Make the key of this machine if there is no key yet, and return what a person needs to know about keys."""
+    """Create the key of this machine if there is no key yet, and return the note to print about keys."""
     try:
         if gateway.options.is_loopback and (not await gateway.keys.any() or await asyncio.to_thread(key_file.exists)):
             if not await load_api_key(gateway.keys, key_file):
                 return f"The key in {key_file} was revoked; `deckhands key add` makes another one."
             return f"Requests need an API key; the key of this machine is in {key_file}."
-    except StoreMisconfigured as error:  # the store's user may make no keys
-        _log.warning("cannot make a key for this machine: %s", error)
+    except StoreMisconfigured as error:  # the store user may not create keys
+        _log.warning("cannot create a key for this machine: %s", error)
     return "Requests need an API key; `deckhands key add` makes one, and `deckhands open --link` opens the page."

@@ -1,4 +1,4 @@
-"""`deckhands inbox`: the producers that have their own inbox stream."""
+"""`deckhands inbox`: producers with their own inbox stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deckhands.cli.verbs import options_as
 from deckhands.client import Client, columns_of, note, on_cluster, print_json, print_text, table
 
 SECTION = "Operate a cluster"
-VERBS = {"inbox": "Add, list and remove producers with their own inbox stream."}
+SUMMARIES = {"inbox": "Add, list and remove producers with their own inbox stream."}
 HEAD = ("PRODUCER", "TENANT", "WAITING", "STREAM", "REPLIES")
 
 
@@ -42,17 +42,17 @@ def inbox() -> None:
 @inbox.command()
 @click.argument("name")
 @click.option(
-    "--tenant", required=True, help="Whose conversations its entries begin; '*' means the tenant that an entry names."
+    "--tenant", required=True, help="The tenant of its conversations; '*' means the tenant that an entry names."
 )
 @json_option
 @options_as(AddOptions)
 def add(options: AddOptions) -> None:
-    """Add the producer NAME and make its stream; print the command that makes its user of the store."""
+    """Add the producer NAME and create its stream; print the command that creates its store user."""
     producer = on_cluster(lambda client: Producers(client.store).add(options.name, options.tenant))
     if options.as_json:
         print_json(_as_json(producer, 0))
         return
-    note(f"The producer {producer.name} adds entries to {producer.stream}. As the store's admin, make its user:")
+    note(f"The producer {producer.name} adds entries to {producer.stream}. As the store's admin, create its user:")
     print_text(f"ACL SETUSER {producer.name} reset on >A-LONG-PASSWORD {producer.acl}")
 
 
@@ -60,7 +60,7 @@ def add(options: AddOptions) -> None:
 @json_option
 @options_as(ListOptions)
 def ls(options: ListOptions) -> None:
-    """List the producers, their tenants, and how many of their entries are not done."""
+    """List the producers, their tenants, and how many of their entries are unfinished."""
     found = on_cluster(_listed)
     if options.as_json:
         for producer, waiting in found:
@@ -72,15 +72,15 @@ def ls(options: ListOptions) -> None:
         ]
         print_text("\n".join(table(HEAD, rows, columns=columns_of(sys.stdout), spare=("REPLIES", "STREAM"))))
     else:
-        note("No producer has its own stream. `deckhands inbox add` makes one.")
+        note("No producer has its own stream. `deckhands inbox add` creates one.")
 
 
 @inbox.command()
 @click.argument("name")
-@click.option("--discard", is_flag=True, help="Also if entries wait; they are lost.")
+@click.option("--discard", is_flag=True, help="Remove it even if entries wait; they are lost.")
 @options_as(RemoveOptions)
 def rm(options: RemoveOptions) -> None:
-    """Remove the producer NAME and its stream. Its conversations continue, and its user of the store stays."""
+    """Remove the producer NAME and its stream. Its conversations continue, and its store user stays."""
     on_cluster(lambda client: Producers(client.store).remove(options.name, discard=options.discard))
     note(f"The producer {options.name} is removed. As the store's admin, remove its user: ACL DELUSER {options.name}")
 

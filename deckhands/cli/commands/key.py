@@ -16,7 +16,7 @@ from deckhands.client import Client, columns_of, note, on_cluster, print_json, p
 from deckhands.server import DEFAULT_BODY_BYTES, DEFAULT_REQUESTS_PER_MINUTE, DEFAULT_STREAMS, ApiKeys, Listed, Scope
 
 SECTION = "Operate a cluster"
-VERBS = {"key": "Make, list and revoke API keys of the server."}
+SUMMARIES = {"key": "Create, list and revoke API keys of the server."}
 HEAD = ("KEY", "NAME", "TENANT", "SCOPES", "STATE", "EXPIRES (UTC)", "LAST USED (UTC)", "PER MINUTE")
 SPARE = ("PER MINUTE", "EXPIRES (UTC)", "LAST USED (UTC)")
 
@@ -44,12 +44,12 @@ class KeyOptions:
 
 @click.group()
 def key() -> None:
-    """Make, list and revoke API keys of the server (`deckhands serve`)."""
+    """Create, list and revoke API keys of the server (`deckhands serve`)."""
 
 
 @key.command()
 @click.argument("name")
-@click.option("--tenant", required=True, help="Whose conversations it may see; '*' means everybody's.")
+@click.option("--tenant", required=True, help="The tenant whose conversations it may see; '*' means all tenants.")
 @click.option(
     "--scope",
     "scopes",
@@ -57,7 +57,7 @@ def key() -> None:
     multiple=True,
     default=("read", "write"),
     show_default=True,
-    help="What it may do. May be repeated; none implies another.",
+    help="A scope of the key. May be repeated; no scope implies another.",
 )
 @click.option(
     "--expires", metavar="DURATION", help="How long it is valid, such as 90d; by default until it is revoked."
@@ -80,7 +80,7 @@ def key() -> None:
 @json_option
 @options_as(AddOptions)
 def add(options: AddOptions) -> None:
-    """Make a key and print it. Nobody can find it out again."""
+    """Create a key and print it. It cannot be shown again."""
     life = None if options.expires is None else timedelta(seconds=seconds_in(options.expires, "--expires"))
     made, token = on_cluster(
         lambda client: ApiKeys(client.store).add(
@@ -113,14 +113,14 @@ def ls(options: ListOptions) -> None:
         rows = [_cells(listed, state) for listed, state in found]
         print_text("\n".join(table(HEAD, rows, columns=columns_of(sys.stdout), spare=SPARE)))
     else:
-        note("There are no API keys. `deckhands key add` makes one.")
+        note("There are no API keys. `deckhands key add` creates one.")
 
 
 @key.command()
 @click.argument("key_id", metavar="KEY")
 @options_as(KeyOptions)
 def revoke(options: KeyOptions) -> None:
-    """Refuse KEY from now on; open streams of it end within 15 s."""
+    """Revoke KEY; its open streams end within 15 s."""
     revoked = on_cluster(lambda client: ApiKeys(client.store).revoke(options.key_id))
     note(f"The key {revoked.id} ({revoked.name}) is revoked.")
 
@@ -129,7 +129,7 @@ def revoke(options: KeyOptions) -> None:
 @click.argument("key_id", metavar="KEY")
 @options_as(KeyOptions)
 def rm(options: KeyOptions) -> None:
-    """Forget KEY, which is refused from now on."""
+    """Delete KEY, which is refused from now on."""
     on_cluster(lambda client: ApiKeys(client.store).remove(options.key_id))
     note(f"The key {options.key_id} is removed.")
 

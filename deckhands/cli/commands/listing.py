@@ -36,13 +36,13 @@ from deckhands.cluster import Home
 from deckhands.settings import FaceSettings
 
 SECTION = "Read conversations"
-VERBS = {"ls": "List conversations and runs."}
+SUMMARIES = {"ls": "List conversations and runs."}
 
 HEAD = ("CONVERSATION", "WHERE", "STATE", "STEPS", "COST", "UPDATED (UTC)", "LABELS", "TITLE")
 SPARE = ("LABELS", "UPDATED (UTC)", "STEPS", "COST", "WHERE")
-"""What a narrow terminal does without, the first one first."""
+"""The columns that a narrow terminal leaves out, in this order."""
 LABELS = HEAD.index("LABELS")
-"""The column that is left out where nothing has a label."""
+"""This column is left out if no row has a label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class Listed:
         is_run: it is a run of this machine, made by `deckhands run`.
         is_archived: it is in the archive.
         updated: a time in ISO 8601, or empty.
-        labels: what its producer has written on it.
-        not_before: when it begins, in ISO 8601; empty: it does not wait for a time.
+        labels: given by its producer.
+        not_before: its start time, in ISO 8601; empty if it does not wait for one.
     """
 
     conversation_id: str
@@ -71,7 +71,7 @@ class Listed:
     is_archived: bool = False
 
     def cells(self) -> tuple[str, ...]:
-        """Return the cells of its line in the table."""
+        """Return the cells of its row in the table."""
         state = f"{self.state} ({self.wait_reason})" if self.wait_reason else self.state
         if self.not_before:
             state = f"scheduled ({self.not_before[:19].replace('T', ' ')} UTC)"
@@ -84,7 +84,7 @@ class Listed:
 
 @dataclass(slots=True)
 class Sums:
-    """What the last line adds up."""
+    """The totals of the last line."""
 
     number: int = 0
     iterations: int = 0
@@ -93,7 +93,7 @@ class Sums:
     states: Counter[str] = field(default_factory=Counter)
 
     def add(self, listed: Sequence[Listed]) -> None:
-        """Count what is listed."""
+        """Add a listed item."""
         self.number += len(listed)
         self.iterations += sum(one.iterations for one in listed)
         self.cost_usd += sum(one.cost_usd for one in listed)
@@ -101,7 +101,7 @@ class Sums:
         self.states.update(one.state for one in listed)
 
     def line(self, count: int) -> str:
-        """Return the last line: how many of how many, in which states, and what they have cost."""
+        """Return the last line: how many of how many, in which states, and their cost."""
         number = counted(self.number, "conversation") if self.number == count else f"{self.number:,} of {count:,}"
         states = ", ".join(f"{found:,} {state}" for state, found in self.states.most_common())
         cost = cost_text(self.cost_usd, is_whole=not self.has_unknown_cost)
@@ -131,10 +131,10 @@ class ListOptions:
 def ls(options: ListOptions) -> None:
     """List the conversations of the cluster and the runs of this machine, newest first, with totals.
 
-    With --all, the runs come first, and then the conversations in the order in which they were begun.
+    With --all, the runs come first, then the conversations in the order of their creation.
 
-    With --archived, it lists the conversations of the archive that DECKHANDS_ARCHIVE names, the last archived first,
-    and needs no cluster. A filter then reads every file until the limit is reached.
+    With --archived, it lists the conversations of the archive that DECKHANDS_ARCHIVE names, last archived first, and
+    needs no cluster. A filter then reads every file until the limit is reached.
     """
     selection = Selection(labels_of(options.labels), states_in(options.states))
     listing = _list_archived if options.is_archived else _list
@@ -145,7 +145,9 @@ async def _list(settings: FaceSettings, selection: Selection, options: ListOptio
     home = Home(settings.home)
     folders = [folder for folder in map(RunFolder, home.run_folders()) if folder.has_events]
     runs = [] if selection.labels else list(_listed_runs(folders, None if options.is_all else options.limit, selection))
-    count, is_whole, sums = len(folders), True, Sums()
+    count = len(folders)
+    is_whole = True
+    sums = Sums()
     printed = _Printer(sums, as_json=options.as_json)
     try:
         async with cluster_client(settings) as client:
@@ -174,7 +176,8 @@ async def _list(settings: FaceSettings, selection: Selection, options: ListOptio
 async def _list_archived(settings: FaceSettings, selection: Selection, options: ListOptions) -> None:
     if not settings.archive:
         raise UsageError("There is no archive.", remedy="Set DECKHANDS_ARCHIVE to where archived conversations are.")
-    archive, sums = Archive(settings.archive), Sums()
+    archive = Archive(settings.archive)
+    sums = Sums()
     names = await archive.names()
     printed = _Printer(sums, as_json=options.as_json)
     async with aclosing(described(archive, names, lambda error: note(error.message))) as pages:
@@ -189,7 +192,7 @@ async def _list_archived(settings: FaceSettings, selection: Selection, options: 
 
 
 def _print_end(sums: Sums, count: int, options: ListOptions, what: str) -> None:
-    """Print the last line, or say that no conversation matches."""
+    """Print the last line, or a note that no conversation matches."""
     if options.as_json:
         return
     if sums.number:
@@ -203,7 +206,7 @@ def _print_end(sums: Sums, count: int, options: ListOptions, what: str) -> None:
 
 
 class _Printer:
-    """Prints a listing, a page at a time, and adds it up."""
+    """Prints a listing page by page, and adds up its totals."""
 
     def __init__(self, sums: Sums, *, as_json: bool) -> None:
         self._sums = sums

@@ -1,4 +1,4 @@
-"""`deckhands metrics`: what the cluster does, for Prometheus."""
+"""`deckhands metrics`: the metrics of the cluster, for Prometheus."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from deckhands.server import load_token
 from deckhands.settings import FaceSettings
 
 SECTION = "Operate a cluster"
-VERBS = {"metrics": "Serve the cluster's metrics for Prometheus."}
+SUMMARIES = {"metrics": "Serve the cluster's metrics for Prometheus."}
 
 DEFAULT_PORT = 9465
 REPLY_LIMIT_SECONDS = 10.0
@@ -43,7 +43,7 @@ class MetricsOptions:
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A file with the token that Prometheus has to send; by default DECKHANDS_HOME/metrics.token, which is made.",
+    help="A file with the token that Prometheus must send; by default DECKHANDS_HOME/metrics.token, which is created.",
 )
 @click.option("--once", "is_once", is_flag=True, help="Print the metrics, and exit.")
 @options_as(MetricsOptions)

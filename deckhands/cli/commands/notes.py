@@ -1,4 +1,4 @@
-"""`deckhands notes`: read, write and erase what agents have written down for later conversations."""
+"""`deckhands notes`: read, write and erase the notes of agents for later conversations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from deckhands.cluster import Home
 from deckhands.settings import FaceSettings
 
 SECTION = "Budgets, secrets, notes"
-VERBS = {"notes": "Show, write and erase the notes that agents keep for later conversations."}
+SUMMARIES = {"notes": "Show, write and erase the notes that agents keep for later conversations."}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class NotesOptions:
     Attributes:
         project: None lists the notebooks.
         text: of the note to write.
-        note_id: of the note to forget.
+        note_id: of the note to erase.
     """
 
     project: str | None
@@ -46,13 +46,13 @@ class NotesOptions:
 
     @property
     def changes(self) -> int:
-        """How many changes are asked for, of which only one can be made."""
+        """How many changes are requested; at most one is allowed."""
         return sum((self.text is not None, self.note_id is not None, self.erase))
 
 
 @click.command()
 @click.argument("project", required=False)
-@click.option("--user", default="", help="Whose notes they are; by default everybody's.")
+@click.option("--user", default="", help="The user of the notes; by default they are shared.")
 @click.option("--tenant", default="", help="The tenant of the cluster.")
 @click.option("--write", "text", help="Add a note.")
 @click.option(
@@ -67,12 +67,13 @@ class NotesOptions:
 @json_option
 @options_as(NotesOptions)
 def notes(options: NotesOptions) -> None:
-    """Show the notes that agents keep about PROJECT, or change them. Without PROJECT, list the notebooks."""
+    """Show or change the notes that agents keep about PROJECT. Without PROJECT, list the notebooks."""
     settings = FaceSettings.from_env()
     is_local = options.local or (settings.url is None and Home(settings.home).cluster_url is None)
     if options.changes > 1 or (options.changes and options.project is None):
         raise UsageError(
-            "It is not clear what to do.", remedy="Name one PROJECT, and one of --write, --forget and --erase."
+            "The request is incomplete or contradictory.",
+            remedy="Name one PROJECT, and one of --write, --forget and --erase.",
         )
     if is_local and options.tenant:
         raise UsageError("The notes of `deckhands run` have no tenant.", remedy="Leave --tenant out.")
@@ -125,7 +126,7 @@ async def _notes(settings: FaceSettings, memory: MemorySpec, book: Notebook, *, 
 async def _change(
     settings: FaceSettings, memory: MemorySpec, book: Notebook, options: NotesOptions, *, is_local: bool
 ) -> str:
-    """Make the change, and return the sentence that reports it."""
+    """Make the change, and return a sentence that reports it."""
     note = None if options.text is None else _note_of(options.text, options.keywords)
     note_id = options.note_id
     file = NotebookFile(Home(settings.home).notes, memory)
@@ -152,7 +153,8 @@ async def _change(
 
 def _note_of(text: str, keywords: tuple[str, ...], clock: Clock = SYSTEM_CLOCK) -> Note:
     try:
-        note_id, now = new_key()[:ID_CHARS], clock.now()
+        note_id = new_key()[:ID_CHARS]
+        now = clock.now()
         return Note(id=note_id, text=text.strip(), keywords=keywords, written=now)
     except ValidationError as error:
         raise UsageError(

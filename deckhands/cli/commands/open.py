@@ -17,7 +17,7 @@ from deckhands.client import note, on_cluster, print_text
 from deckhands.server import EVERY_TENANT, ApiKeys, Scope, Tickets
 
 SECTION = "Read conversations"
-VERBS = {"open": "Open the web page of a server, or of one conversation."}
+SUMMARIES = {"open": "Open the web page of a server, or of one conversation."}
 
 ADDRESS = "http://127.0.0.1:8900"
 LIFE = timedelta(hours=12)
@@ -42,7 +42,7 @@ class OpenOptions:
 @click.option("--print", "only_print", is_flag=True, help="Print the address, and open nothing.")
 @options_as(OpenOptions)
 def open_(options: OpenOptions) -> None:
-    """Open the web page that `deckhands serve` or `deckhands up --web` shows, or one conversation there.
+    """Open the web page of `deckhands serve` or `deckhands up --web`, or one conversation there.
 
     The page asks for an API key and keeps it until its tab is closed. With --link, you type no key: the link works
     once, within two minutes. It needs the server's store, as `deckhands key add` does.
@@ -59,13 +59,13 @@ def open_(options: OpenOptions) -> None:
 
 
 async def issue_entry(store: Store) -> str:
-    """Return a ticket that lets a page in with a new key, valid for twelve hours."""
+    """Return a ticket that a page exchanges for a new key, valid for twelve hours."""
     _, token = await ApiKeys(store).add("web page", tenant=EVERY_TENANT, scopes=Scope, life=LIFE)
     return await Tickets(store).issue_entry(token)
 
 
 def entry_of(address: str, ticket: str) -> str:
-    """Return the address at which a page exchanges a ticket for its key. A server is never sent what is behind `#`."""
+    """Return the address at which a page exchanges a ticket for its key. Browsers never send the part after `#`."""
     return f"{address}#/enter/{ticket}"
 
 
@@ -79,7 +79,7 @@ def page_of(server: str, conversation_id: str | None = None) -> str:
     """Return the address of the page, or of a conversation in it.
 
     Raises:
-        UsageError: the server's address cannot be used.
+        UsageError: the server's address is invalid.
     """
     parts = urlsplit(server)
     if parts.scheme not in ("http", "https") or not parts.netloc:

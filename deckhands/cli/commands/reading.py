@@ -43,7 +43,7 @@ from deckhands.interop import trajectory_of
 from deckhands.settings import FaceSettings
 
 SECTION = "Read conversations"
-VERBS = {
+SUMMARIES = {
     "show": "Show the result of a conversation, or its state at any event.",
     "logs": "Show the events of a conversation; -f follows it.",
     "export": "Write the events of a conversation, one JSON object per line.",
@@ -51,14 +51,14 @@ VERBS = {
 
 WAITS = {
     "batch": "a batch of model calls at its provider (batch)",
-    "delegate": "the agents that it has handed tasks to (delegate)",
-    "newer_worker": "a controller worker of a newer version of Deckhands, which has written to its log (newer_worker)",
+    "delegate": "its delegates (delegate)",
+    "newer_worker": "a controller worker of the newer version of Deckhands that wrote to its log (newer_worker)",
     "rate_limit": "its turn at the model's quota (rate_limit)",
-    "tool": "an action that runs (tool)",
+    "tool": "a running action (tool)",
     "waiting_for_budget": "money: a budget of its tenant or experiment is used up. `deckhands budget ls` shows it, and "
     "`deckhands budget add` lets the conversation continue (waiting_for_budget)",
 }
-"""Reasons to wait that need more than a word."""
+"""Descriptions of wait reasons that need more than a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,8 @@ class ExportOptions:
 @options_as(ShowOptions)
 def show(options: ShowOptions) -> None:
     """Show the state and the result of a conversation; with @EVENT, its state after that event."""
-    settings, asked = FaceSettings.from_env(), Point.parse(options.point)
+    settings = FaceSettings.from_env()
+    asked = Point.parse(options.point)
     events: list[Event] = []
     if asked.at is None:
         summary = asyncio.run(read_summary(settings, asked.conversation_id))
@@ -133,7 +134,8 @@ def show(options: ShowOptions) -> None:
 @options_as(LogOptions)
 def logs(options: LogOptions) -> int:
     """Show the events of a conversation in a readable form. With -f, exit with the code that `run` would have."""
-    settings, conversation_id = FaceSettings.from_env(), options.conversation_id
+    settings = FaceSettings.from_env()
+    conversation_id = options.conversation_id
     printer = printer_for(
         as_json=options.as_json, is_plain=options.is_plain, is_whole=options.is_whole, has_status=options.follow
     )
@@ -178,7 +180,7 @@ def export(options: ExportOptions) -> None:
 async def _print_events(
     settings: FaceSettings, conversation_id: str, printer: EventPrinter, tally: Tally | None
 ) -> None:
-    """Print the events that there are, the first as soon as they have been read."""
+    """Print the existing events, each as soon as it is read."""
     async with contextlib.aclosing(read_pages(settings, conversation_id, is_lenient=True)) as pages:
         async for page in pages:
             for event in page:

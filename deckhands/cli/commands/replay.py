@@ -1,6 +1,6 @@
 """`deckhands replay`: repeat the decisions of a recorded conversation offline, and report the first difference.
 
-The replay itself is `python -m controller_worker.loop.replay`, a process of the package that decides.
+The replay itself is a separate process, `python -m controller_worker.loop.replay`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from deckhands.client import clean_line, note, print_json, print_text, read_even
 from deckhands.settings import FaceSettings
 
 SECTION = "Read conversations"
-VERBS = {"replay": "Repeat the decisions of a recorded conversation offline, and compare."}
+SUMMARIES = {"replay": "Repeat the decisions of a recorded conversation offline, and compare."}
 
 SAME, ANOTHER = 0, 1
 LINE_LIMIT = 10_000
@@ -40,7 +40,7 @@ class ReplayOptions:
 
 
 class ReplayFailed(DeckhandsError):
-    """The process that replays ended without an answer."""
+    """The replay process ended without an answer."""
 
     code = "replay_failed"
 
@@ -52,8 +52,8 @@ class ReplayFailed(DeckhandsError):
 def replay(options: ReplayOptions) -> int:
     """Repeat the decisions of a conversation without a model, and compare them byte by byte.
 
-    ID names a conversation or a run; FILE is a file of events that `deckhands export` has written. Exits with 0 if
-    every decision is the same. Otherwise it exits with 1 and shows the first difference.
+    ID names a conversation or a run; FILE is a file of events written by `deckhands export`. Exits with 0 if every
+    decision is the same. Otherwise it exits with 1 and shows the first difference.
     """
     report = _replayed(_lines(FaceSettings.from_env(), options.source))
     if options.as_json:

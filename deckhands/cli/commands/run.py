@@ -48,7 +48,7 @@ from deckhands.cluster import Home
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"
-VERBS = {"run": "Run one task on a directory, with a private store and workers."}
+SUMMARIES = {"run": "Run one task on a directory, with a private store and workers."}
 
 OF_A_RESUMED_RUN = {
     "resumed_id",
@@ -98,10 +98,10 @@ class RunOptions(TaskOptions):
 @json_option
 @options_as(RunOptions)
 def run(options: RunOptions) -> int:
-    """Run one task on a directory, with a private store and workers, and show what happens.
+    """Run one task on a directory, with a private store and workers, and show its progress.
 
-    LLM_MODEL, LLM_API_KEY and LLM_BASE_URL name the model. Exit codes: 0 finished, 1 error, 2 usage, 3 rejected by
-    the agent, 4 out of time, 5 needs a person, 6 a limit was reached, 130 interrupted.
+    LLM_MODEL, LLM_API_KEY and LLM_BASE_URL name the model. Exit codes: 0 finished, 1 error, 2 usage, 3 rejected by the
+    agent, 4 out of time, 5 needs an answer, 6 a limit was reached, 130 interrupted.
     """
     settings = FaceSettings.from_env()
     printer = printer_for(as_json=options.as_json, is_plain=options.is_plain)
@@ -144,7 +144,7 @@ def new_task(settings: FaceSettings, options: TaskOptions, workspace: str, text:
         workspace: the directory, address or file to work on.
 
     Raises:
-        UsageError: it cannot be used, or no model is configured.
+        UsageError: an option is invalid, or no model is configured.
     """
     place = place_of(workspace, options)
     if place.path is not None:
@@ -166,7 +166,7 @@ def new_task(settings: FaceSettings, options: TaskOptions, workspace: str, text:
 
 
 def _refuse_what_is_settled() -> None:
-    """Refuse the options that a run gets when it starts and keeps when it is resumed."""
+    """Refuse options that apply only to a new run, when a run is resumed."""
     context = click.get_current_context()
     for parameter in context.command.params:
         name = parameter.name or ""
@@ -198,13 +198,13 @@ async def _ask(printer: EventPrinter, action: RiskyAction) -> bool:
 
 
 def _show(watcher: Watcher, printer: EventPrinter, event: Event) -> None:
-    """Print an event; stop the run in order when the reader has gone."""
+    """Print an event; stop the run gracefully if the reader of the output has closed it."""
     with outliving_reader(watcher.interrupted.set):
         printer.event(event)
 
 
 def _interrupt(watcher: Watcher, printer: EventPrinter) -> None:
-    """Stop in order the first time, at once the second time."""
+    """Stop gracefully the first time, immediately the second time."""
     if watcher.interrupted.is_set():
         watcher.at_once()
         printer.close()

@@ -1,4 +1,4 @@
-"""`deckhands schedule`: tasks that are begun again and again, at the times of a cron expression."""
+"""`deckhands schedule`: tasks that are submitted at the times of a cron expression."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from deckhands.operations import LABEL, Entry, Overlap, Schedule, ScheduleBook
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"
-VERBS = {"schedule": "Begin a task again and again: add, list, pause, resume and remove schedules."}
+SUMMARIES = {"schedule": "Submit a task repeatedly: add, list, pause, resume and remove schedules."}
 
 HEAD = ("SCHEDULE", "CRON", "ZONE", "OVERLAP", "NEXT", "LAST", "BEGUN", "SKIPPED", "MISSED", "ERROR")
 SPARE = ("ERROR", "MISSED", "SKIPPED", "OVERLAP", "LAST", "BEGUN")
@@ -64,14 +64,14 @@ class AddOptions(TaskOptions, TimingOptions):
 
 @dataclass(frozen=True, slots=True)
 class NameOptions:
-    """The argument of a verb that only needs to know which schedule is meant."""
+    """The argument of a command that only takes a schedule."""
 
     name: str
 
 
 @click.group()
 def schedule() -> None:
-    """Begin a task again and again. The cluster needs a jobs worker and a beat, which `deckhands up` starts."""
+    """Submit a task repeatedly. The cluster needs a jobs worker and a beat, which `deckhands up` starts."""
 
 
 @schedule.command()
@@ -91,7 +91,7 @@ def schedule() -> None:
     default="1h",
     show_default=True,
     metavar="DURATION",
-    help="How late the latest missed tick may still begin. Ticks are missed while no beat or no jobs worker runs.",
+    help="How late the latest missed tick may still start. Ticks are missed while no beat or no jobs worker runs.",
 )
 @sender_options
 @timing_options
@@ -129,7 +129,7 @@ def add(options: AddOptions) -> None:
     if options.as_json:
         print_json({"schedule": planned.name, "next": [tick.isoformat() for tick in ticks]})
         return
-    note(f"The schedule {planned.name} begins conversations at:")
+    note(f"The schedule {planned.name} starts conversations at:")
     print_text("\n".join(map(shown, ticks)))
 
 
@@ -137,7 +137,7 @@ def add(options: AddOptions) -> None:
 @json_option
 @options_as(ListOptions)
 def ls(options: ListOptions) -> None:
-    """List the schedules, with their next ticks and what the latest has begun."""
+    """List the schedules, with their next ticks and the latest conversations."""
     entries = on_cluster(lambda client: ScheduleBook(client.store, client.secrets).all())
     if options.as_json:
         for entry in entries:
@@ -147,14 +147,14 @@ def ls(options: ListOptions) -> None:
             "\n".join(table(HEAD, [_cells(entry) for entry in entries], columns=columns_of(sys.stdout), spare=SPARE))
         )
     else:
-        note("There are no schedules. `deckhands schedule add` makes one.")
+        note("There are no schedules. `deckhands schedule add` creates one.")
 
 
 @schedule.command()
 @name_argument
 @options_as(NameOptions)
 def rm(options: NameOptions) -> None:
-    """Remove a schedule. Conversations that it has begun continue."""
+    """Remove a schedule. Conversations that it has started continue."""
     _on_book(lambda book: book.remove(options.name))
     note(f"The schedule {options.name} is removed.")
 
@@ -163,7 +163,7 @@ def rm(options: NameOptions) -> None:
 @name_argument
 @options_as(NameOptions)
 def pause(options: NameOptions) -> None:
-    """Pause a schedule: what would come due meanwhile is not made up for."""
+    """Pause a schedule. Ticks that fall due meanwhile are skipped."""
     _on_book(lambda book: book.set_paused(options.name, is_paused=True))
     note(f"The schedule {options.name} is paused.")
 
@@ -182,10 +182,10 @@ def _on_book(act: Callable[[ScheduleBook], Awaitable[T]]) -> T:
 
 
 def _request_of(settings: FaceSettings, options: AddOptions) -> TaskSpec:
-    """Return what each tick submits.
+    """Return the request that each tick submits.
 
     Raises:
-        UsageError: an option cannot be used, or means one point in time.
+        UsageError: an option is invalid, or names a single point in time.
     """
     timing = options.fields()
     for name in ("not_before", "expires"):
@@ -213,7 +213,9 @@ def _request_of(settings: FaceSettings, options: AddOptions) -> TaskSpec:
 
 def _cells(entry: Entry) -> tuple[str, ...]:
     planned, standing = entry.schedule, entry.standing
-    due = "paused" if planned.is_paused else shown(entry.due) if entry.due else "never"
+    due = shown(entry.due) if entry.due else "never"
+    if planned.is_paused:
+        due = "paused"
     last = f"{shown(standing.last_tick)} {standing.conversation_id}" if standing.last_tick else ""
     numbers = (str(standing.begun), str(standing.skipped), str(standing.missed))
     return (planned.name, planned.cron, planned.zone, planned.overlap, due, last, *numbers, standing.error)

@@ -1,4 +1,4 @@
-"""`deckhands secret`: values that an agent's commands may use and nobody can read."""
+"""`deckhands secret`: values that an agent's commands may use and no user can read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from deckhands.client import Client, keep_secrets, note, on_conversation, print_
 from deckhands.settings import FaceSettings
 
 SECTION = "Budgets, secrets, notes"
-VERBS = {"secret": "Give commands a secret that nobody can read; list or remove secrets."}
+SUMMARIES = {"secret": "Give commands a secret that no user can read; list or remove secrets."}
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,21 +42,21 @@ from deckhands.operations import examine_retention
 from deckhands.settings import FaceSettings
 
 SECTION = "Operate a cluster"
-VERBS = {
+SUMMARIES = {
     "up": "Run a cluster on this machine for other terminals to use.",
     "controller": "Run one controller worker of a cluster.",
     "tools": "Run one tool worker of a cluster.",
-    "door": "Run one door worker of a cluster: Celery tasks and the inbox.",
+    "door": "Run one ingress worker of a cluster: Celery tasks and the inbox.",
     "jobs": "Run one worker of a cluster for periodic and longer jobs.",
     "beat": "Run one beat of a cluster: it sends the periodic jobs.",
     "setup": "Load this version's functions into the store: first use, upgrade.",
 }
 
 FAILURES_SECONDS = 1.0
-"""How long between two looks at what the tool workers of a cluster report."""
+"""The interval between two reads of the tool workers' reports."""
 MAX_TOLD = 100
 STOP_SECONDS = 60.0
-"""How long `setup` waits for workers that it has asked to stop."""
+"""How long `setup` waits for workers to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class ControllerOptions:
 
 @dataclass(frozen=True, slots=True)
 class ToolWorkerOptions:
-    """Options of `tools`; what is None or empty is left to the worker's settings."""
+    """Options of `tools`; None or an empty value leaves an option to the worker's settings."""
 
     pools: tuple[str, ...]
     concurrency: int | None
@@ -96,7 +96,7 @@ class ToolWorkerOptions:
 
 @dataclass(frozen=True, slots=True)
 class DoorOptions:
-    """Options of `door`; None leaves it to the worker's settings."""
+    """Options of `door`; None leaves an option to the worker's settings."""
 
     result_url: str | None
 
@@ -128,15 +128,13 @@ class SetupOptions:
 @click.option(
     "--web", is_flag=True, help="Serve the web page and the API on 127.0.0.1, and open the page by a link with a key."
 )
-@click.option(
-    "--web-port", type=click.IntRange(0, 65_535), default=8900, show_default=True, help="0: any that is free."
-)
+@click.option("--web-port", type=click.IntRange(0, 65_535), default=8900, show_default=True, help="0: any free port.")
 @options_as(UpOptions)
 def up(options: UpOptions) -> None:
-    """Run a cluster on this machine: a store, controller and tool workers, doors, jobs and a beat.
+    """Run a cluster on this machine: a store, controller and tool workers, ingress workers, jobs and a beat.
 
-    The commands in other terminals find it: `deckhands submit`, `ls`, `logs -f`. A worker or a store that dies is
-    started again. Ctrl-C stops the cluster; its conversations are kept for the next time.
+    The commands in other terminals find it: `deckhands submit`, `ls`, `logs -f`. If a worker or the store dies, it is
+    restarted. Ctrl-C stops the cluster; its conversations are kept for the next time.
     """
     settings = FaceSettings.from_env()
     environment = dict(settings.environment)
@@ -200,7 +198,7 @@ async def _keep_up(home: Home, spec: ClusterSpec, settings: FaceSettings, *, web
 
 
 async def _tell_failures(url: str) -> None:
-    """Print what the tool workers report that they cannot do, each thing once; never returns."""
+    """Print the problems that the tool workers report, each once; never returns."""
     store = await open_store(url, patience_seconds=None, deploys=False)
     await warn_of_ignored_settings(Client(store), note)
     told: set[ToolFailure] = set()
@@ -218,7 +216,7 @@ async def _tell_failures(url: str) -> None:
 
 
 def _greeting(home: Home, cluster: Cluster, model: str | None) -> str:
-    """Return what people need to know of a cluster; screens are shared and logged, so the password is in a file."""
+    """Return the notes to print for a cluster. The password stays in a file: screens are shared and logged."""
     spec, store = cluster.spec, cluster.store
     counts = [(spec.controllers, "controller worker"), (spec.tools, "tool worker"), (spec.doors, "door")]
     counts += [(spec.jobs, "jobs worker"), (spec.beats, "beat")]
@@ -237,9 +235,9 @@ def _greeting(home: Home, cluster: Cluster, model: str | None) -> str:
 
 
 def _question(home: Home) -> str:
-    """Return the command that asks the workers for the conversations they have, for a shell in any directory.
+    """Return the command that lists the workers' conversations, for a shell in any directory.
 
-    It takes the address from a file and has it in its environment: arguments are seen by every user of the machine.
+    It reads the address from a file into its environment: arguments are visible to every user of the machine.
     """
     celery = shlex.quote(str(Path(sys.executable).parent / "celery"))
     variables = f'DECKHANDS_URL="$(cat {shlex.quote(str(home.cluster_url_file))})" DECKHANDS_CELERY_URL='
@@ -288,7 +286,7 @@ async def _offered(client: Client) -> tuple[dict[str, ToolOffer], list[Reported]
 @click.option("--result-url", help="Where results of Celery tasks are kept, if not in Celery's broker.")
 @options_as(DoorOptions)
 def door(options: DoorOptions) -> NoReturn:
-    """Run one door worker in the foreground: it serves the Celery tasks `deckhands.*` and the stream `deck:inbox`."""
+    """Run one ingress worker in the foreground: it serves the tasks `deckhands.*` and the stream `deck:inbox`."""
     _become(DOOR, {"DECKHANDS_CELERY_RESULT_URL": options.result_url})
 
 
@@ -304,7 +302,7 @@ def jobs(options: DoorOptions) -> NoReturn:
 def beat() -> NoReturn:
     """Run one beat in the foreground: it sends the periodic jobs. Of several, one sends, and the others wait.
 
-    It needs Celery's broker alone, at DECKHANDS_CELERY_URL or beside the store.
+    It needs only Celery's broker, at DECKHANDS_CELERY_URL or beside the store.
     """
     _become(BEAT, {})
 
@@ -313,14 +311,14 @@ def beat() -> NoReturn:
 @click.option(
     "--stop-older",
     is_flag=True,
-    help="Ask workers that the new functions do not serve to hand back what they have and stop; wait a minute.",
+    help="Ask incompatible workers to release their work and stop; wait a minute.",
 )
 @options_as(SetupOptions)
 def setup(options: SetupOptions) -> None:
     """Load this version's functions into the store at DECKHANDS_URL, or that of the cluster that runs here.
 
     The store user must have the right to load functions. Newer functions are never replaced by older ones, and none are
-    replaced while workers run that the new ones do not serve.
+    replaced while incompatible workers run.
     """
     settings = FaceSettings.from_env()
     there = asyncio.run(_set_up(store_url(settings), settings, STOP_SECONDS if options.stop_older else 0.0))
@@ -336,10 +334,10 @@ async def _set_up(url: str, settings: FaceSettings, stop_seconds: float) -> Func
 
 
 def _roots(names: tuple[str, ...], environment: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return the workspace roots given by the option, or otherwise by the environment.
+    """Return the workspace roots of the option, or otherwise of the environment.
 
     Raises:
-        UsageError: one cannot be used.
+        UsageError: one is invalid.
     """
     if names:
         return roots_in(str(Path(name).expanduser().absolute()) for name in names)
@@ -347,10 +345,10 @@ def _roots(names: tuple[str, ...], environment: Mapping[str, str]) -> tuple[Path
 
 
 def _become(role: str, chosen: dict[str, Any]) -> NoReturn:
-    """Turn this process into a worker, so that signals and exit codes are the worker's own."""
+    """Replace this process by a worker, so that signals and exit codes are the worker's own."""
     settings = FaceSettings.from_env()
     environment = dict(settings.environment) | {name: str(value) for name, value in chosen.items() if value}
-    environment.pop(ANY_MODEL, None)  # its clients may be others
+    environment.pop(ANY_MODEL, None)  # its clients may run other versions
     if role == BEAT and any(environment.get(f"DECKHANDS_CELERY_URL{kind}") for kind in ("", "_FILE")):
         _execute(role, environment)
     url = store_url(settings)

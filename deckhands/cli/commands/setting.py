@@ -1,4 +1,4 @@
-"""`deckhands set`, `interrupt` and `exec`: change a conversation under way, stop what runs, run a command beside it."""
+"""`deckhands set`, `interrupt` and `exec`: change a running conversation, stop its work, run a command beside it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from deckhands.cli.verbs import options_as
 from deckhands.client import Change, Client, confirmation_in, note, on_conversation, print_json, print_text
 
 SECTION = "Control a conversation"
-VERBS = {
-    "set": "Change what a conversation is while it runs.",
-    "interrupt": "Stop what a conversation runs now, and pause it.",
+SUMMARIES = {
+    "set": "Change settings of a running conversation.",
+    "interrupt": "Stop the running work of a conversation, and pause it.",
     "exec": "Run a command in a workspace beside the agent.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class SetOptions:
-    """Options of `set`; what is None stays as it is."""
+    """Options of `set`; None leaves a setting unchanged."""
 
     conversation_id: str
     model: str | None
@@ -61,8 +61,8 @@ class ExecOptions:
     as_json: bool
 
 
-by_option = click.option("--by", default="", help="Who does it, for the log.")
-reason_option = click.option("--reason", default="", help="Why, for the log.")
+by_option = click.option("--by", default="", help="Your name, for the log.")
+reason_option = click.option("--reason", default="", help="The reason, for the log.")
 
 
 @click.command()
@@ -70,8 +70,8 @@ reason_option = click.option("--reason", default="", help="Why, for the log.")
 @click.option("--model", help="Continue with this model or profile.")
 @click.option("--agent", help="Let this agent continue.")
 @click.option("--loop", type=click.Choice(["sdk", "legacy"]), help="Let the agent continue in the other loop.")
-@click.option("--confirm", help="Which actions a person must confirm: never, always, risky, or a plug-in.")
-@click.option("--analyzer", help="Who judges risks: none, llm, shell, ensemble, or a plug-in.")
+@click.option("--confirm", help="Which actions need confirmation: never, always, risky, or a plug-in.")
+@click.option("--analyzer", help="The analyzer of risks: none, llm, shell, ensemble, or a plug-in.")
 @click.option("-i", "--max-iterations", type=click.IntRange(min=1), help="The most iterations.")
 @click.option("--max-budget", type=Amount(min=0, min_open=True), help="The most US dollars.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="The most tokens.")
@@ -82,7 +82,7 @@ reason_option = click.option("--reason", default="", help="Why, for the log.")
 @reason_option
 @options_as(SetOptions)
 def set(options: SetOptions) -> None:  # noqa: A001  (the name of the verb)
-    """Change what a conversation is, from its next step on. Limits that are not named stay as they are."""
+    """Change settings of a conversation from its next step on. Limits that are not given stay unchanged."""
     on_conversation(options.conversation_id, lambda client: _change(client, options))
     note("The change is in the log.")
 
@@ -91,7 +91,7 @@ def set(options: SetOptions) -> None:  # noqa: A001  (the name of the verb)
 @conversation_argument
 @options_as(ConversationOptions)
 def interrupt(options: ConversationOptions) -> None:
-    """Stop what a conversation runs now, and pause it; `resume` continues it."""
+    """Stop the running work of a conversation, and pause it; `resume` continues it."""
     name = options.conversation_id
     on_conversation(name, lambda client: client.interrupt(name))
     note("The request is in the log.")
@@ -140,10 +140,11 @@ async def _change(client: Client, options: SetOptions) -> None:
 
 
 async def _policy(client: Client, options: SetOptions) -> ConfirmationPolicy | None:
-    """Return the policy with another mode and all else as it is."""
+    """Return the policy with another mode and everything else unchanged."""
     if options.confirm is None:
         return None
-    mode, policy = confirmation_in(options.confirm).mode, ConfirmationPolicy()
+    mode = confirmation_in(options.confirm).mode
+    policy = ConfirmationPolicy()
     for event in await client.events(options.conversation_id, is_lenient=True):
         if isinstance(event, ConversationCreated):
             policy = event.agent.confirmation
@@ -154,7 +155,7 @@ async def _policy(client: Client, options: SetOptions) -> ConfirmationPolicy | N
 
 
 async def _limits(client: Client, options: SetOptions) -> Limits | None:
-    """Return the limits with those that are named; None: none is."""
+    """Return the limits with the given ones replaced; None if none is given."""
     named: dict[str, Any] = {
         "max_iterations": options.max_iterations,
         "max_budget_usd": options.max_budget,

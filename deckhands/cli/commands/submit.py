@@ -54,7 +54,7 @@ from deckhands.client import submit as submit_all
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"
-VERBS = {"submit": "Queue a task, or a file of tasks, on a running cluster."}
+SUMMARIES = {"submit": "Queue a task, or a file of tasks, on a running cluster."}
 OF_ONE_TASK = {"argument", "text", "file", "idempotency_key"}
 SHOWN_LOST = 10
 F = TypeVar("F", bound=Callable[..., Any])
@@ -80,7 +80,7 @@ class SubmitOptions(TaskOptions, TimingOptions):
 
 
 def sender_options(command: F) -> F:
-    """Add the options that say where a conversation works, for whom, and how it is found again."""
+    """Add the options for the workspace, tenant and labels of a conversation."""
     for option in (
         click.option(
             "--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label, to find it again. May be repeated."
@@ -136,8 +136,8 @@ def submit(options: SubmitOptions) -> int:
     """Queue a task on a running cluster and print the conversation's id.
 
     With --from, queue a file of tasks. Each line has an id and the fields of a task: docs/producing-work.md. All lines
-    are checked before the first is submitted; the same command again submits only what is missing. With --wait
-    or --results, it exits with 0 if all have finished; if the others share a code of `run`, with that; else with 1.
+    are checked before the first is submitted; the same command again submits only the missing ones. With --wait or
+    --results, it exits with 0 if all have finished; if the others share a code of `run`, with that; else with 1.
     """
     _refuse_what_does_not_belong(options.source)
     timing_of({name: value for name, value in options.fields().items() if name != "double_texting"})
@@ -154,7 +154,7 @@ def submit(options: SubmitOptions) -> int:
 
 
 def _refuse_what_does_not_belong(source: str | None) -> None:
-    """Refuse options of one task beside --from, and those of a file without it."""
+    """Refuse options of a single task beside --from, and those of a file without it."""
     context = click.get_current_context()
     for parameter in context.command.params:
         name = parameter.name or ""
@@ -237,29 +237,29 @@ async def _submitted(client: Client, tasks: TaskFile, count: int, options: Submi
 
 
 class Sender(Protocol):
-    """The options that say who a conversation belongs to."""
+    """The options for the owner and priority of a conversation."""
 
     @property
     def tenant(self) -> str:
-        """Whose budget pays."""
+        """The tenant whose budget pays."""
         ...
 
     @property
     def experiment(self) -> str:
-        """A part of the tenant's work."""
+        """The experiment within the tenant's work."""
         ...
 
     @property
     def priority(self) -> str | None:
-        """What goes first."""
+        """The priority in queues."""
         ...
 
 
 def sender_of(options: Sender) -> dict[str, Any]:
-    """Return who the conversation belongs to, as fields of a task.
+    """Return the tenant, experiment and priority as fields of a task.
 
     Raises:
-        UsageError: a name cannot be used.
+        UsageError: a name is invalid.
     """
     asked = {"tenant": options.tenant, "experiment": options.experiment, "priority": options.priority}
     given = {name: value for name, value in asked.items() if value}

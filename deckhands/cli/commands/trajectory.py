@@ -17,7 +17,7 @@ from deckhands.interop import read_exported_log, read_sdk_directory, read_trajec
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"
-VERBS = {"import": "Import a recorded conversation into the cluster."}
+SUMMARIES = {"import": "Import a recorded conversation into the cluster."}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,16 @@ def import_(options: ImportOptions) -> None:
     """Import a recorded conversation into the cluster and print its id.
 
     PATH is a trajectory of OpenHands (a JSON list of events), a conversation directory of OpenHands' SDK, or a file
-    that `deckhands export` has written (.jsonl). A conversation that was not over continues as soon as a worker finds
-    it.
+    written by `deckhands export` (.jsonl). An unfinished conversation continues as soon as a worker finds it.
     """
     path, output = options.path, options.output
-    read = read_sdk_directory if path.is_dir() else read_exported_log if path.suffix == ".jsonl" else read_trajectory
-    events, findings = read(path, new_conversation_id())
+    conversation_id = new_conversation_id()
+    if path.is_dir():
+        events, findings = read_sdk_directory(path, conversation_id)
+    elif path.suffix == ".jsonl":
+        events, findings = read_exported_log(path, conversation_id)
+    else:
+        events, findings = read_trajectory(path, conversation_id)
     for line in findings.lines():
         note(line)
     if output is not None:

@@ -1,4 +1,4 @@
-"""`deckhands wait` and `results`: the ends of many conversations."""
+"""`deckhands wait` and `results`: wait for many conversations, and print their results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from deckhands.client import (
 from deckhands.settings import FaceSettings
 
 SECTION = "Read conversations"
-VERBS = {
+SUMMARIES = {
     "wait": "Wait until conversations have settled.",
     "results": "Print or write the results of conversations that have settled.",
 }
@@ -74,7 +74,7 @@ class ResultsOptions(Chosen):
 @json_option
 @options_as(WaitOptions)
 def wait(options: WaitOptions) -> int:
-    """Wait until conversations have settled: until nothing happens any more without somebody's input.
+    """Wait until conversations have settled: nothing happens any more without input.
 
     Name them, or choose them by --label and --state as they are now. With --json, each is printed as it settles. Exit
     codes: 0 if all have finished; else the code of `run` if the others share one, else 1; 4 when the time is up.
@@ -94,13 +94,13 @@ def wait(options: WaitOptions) -> int:
 @json_option
 @options_as(ResultsOptions)
 def results(options: ResultsOptions) -> None:
-    """Print the results of conversations that have settled: of those named, those chosen, or all.
+    """Print the results of settled conversations: the named ones, the chosen ones, or all.
 
     A line of JSON has the `conversation_id` and the `summary` that `show --json` prints.
     """
     if options.conversation_ids:
         options.check()
-    options.selection()  # a label that cannot be used is refused before a file is made
+    options.selection()  # refuse an invalid label before creating a file
     with _written(options.output) as write, Progress("results written") as progress, outliving_reader():
 
         def write_one(result: dict[str, Any]) -> None:
@@ -149,10 +149,10 @@ async def _wait(options: WaitOptions) -> ExitCode:
 
 
 async def _chosen(client: Client, options: Chosen) -> AsyncIterator[ConversationRow]:
-    """Yield the conversations that are meant; all if it is not said.
+    """Yield the chosen conversations; all if there is no choice.
 
     Raises:
-        UnknownConversation: there is none of that id.
+        UnknownConversation: a given id does not exist.
     """
     if options.conversation_ids:
         index = Conversations(client.store)
@@ -184,7 +184,8 @@ async def _results(options: ResultsOptions, *, write: Callable[[dict[str, Any]],
                     rows.append(_cells(found))
             if len(rows) >= TABLE_ROWS:
                 _print_table(rows, has_head=has_head)
-                rows, has_head = [], True
+                rows = []
+                has_head = True
     if rows:
         _print_table(rows, has_head=has_head)
     return number, others
@@ -202,7 +203,7 @@ async def _in_groups(rows: AsyncIterator[ConversationRow]) -> AsyncIterator[list
 
 
 async def _summary(client: Client, row: ConversationRow) -> Summary | None:
-    """Return the summary of a conversation that has settled; None of another."""
+    """Return the summary of a conversation; None if it has not settled."""
     if not Until.SETTLED.may_be_met(row.state):
         return None
     try:
@@ -225,7 +226,7 @@ def _print_table(rows: list[tuple[str, ...]], *, has_head: bool) -> None:
 
 @contextlib.contextmanager
 def _written(path: Path | None) -> Iterator[Callable[[dict[str, Any]], object] | None]:
-    """Give what writes a line to a file that takes the place of `path` at the end; None: no file is wanted.
+    """Yield a function that writes a line to a file which replaces `path` at the end; None: no file is written.
 
     Raises:
         UsageError: it cannot be written.

@@ -15,7 +15,7 @@ from deckhands.client import Client, columns_of, note, on_cluster, print_json, p
 from deckhands.operations import SETTLED, Delivery, Webhook, WebhookBook, address_of, checked_choice, rules_of
 
 SECTION = "Operate a cluster"
-VERBS = {"webhook": "Notify other programs about conversations over HTTP: add, list and remove webhooks."}
+SUMMARIES = {"webhook": "Notify other programs about conversations over HTTP: add, list and remove webhooks."}
 HEAD = ("WEBHOOK", "TENANT", "URL", "EVENTS", "CONVERSATION", "STATE")
 SPARE = ("CONVERSATION", "EVENTS")
 DELIVERY_HEAD = ("DELIVERY", "CONVERSATION", "EVENT", "TYPE", "STATE", "ATTEMPTS", "STATUS", "ERROR")
@@ -72,7 +72,7 @@ def webhook() -> None:
 @json_option
 @options_as(AddOptions)
 def add(options: AddOptions) -> None:
-    """Add a webhook and print the secret that checks its signatures. Nobody can find it out again."""
+    """Add a webhook and print the secret that verifies its signatures. It cannot be shown again."""
     try:
         events = tuple(dict.fromkeys(map(checked_choice, options.events)))
         if options.tenant != "*":
@@ -109,14 +109,14 @@ def ls(options: ListOptions) -> None:
         rows = [_cells(hook) for hook in found]
         print_text("\n".join(table(HEAD, rows, columns=columns_of(sys.stdout), spare=SPARE)))
     else:
-        note("There are no webhooks. `deckhands webhook add` makes one.")
+        note("There are no webhooks. `deckhands webhook add` creates one.")
 
 
 @webhook.command()
 @click.argument("webhook_id", metavar="WEBHOOK")
 @options_as(RemoveOptions)
 def rm(options: RemoveOptions) -> None:
-    """Forget WEBHOOK and its deliveries."""
+    """Delete WEBHOOK and its deliveries."""
     on_cluster(lambda client: _book(client).remove(options.webhook_id))
     note(f"The webhook {options.webhook_id} is removed.")
 
@@ -127,7 +127,7 @@ def rm(options: RemoveOptions) -> None:
 @json_option
 @options_as(DeliveriesOptions)
 def deliveries(options: DeliveriesOptions) -> None:
-    """List the latest deliveries of WEBHOOK, the newest first."""
+    """List the latest deliveries of WEBHOOK, newest first."""
 
     async def listed(client: Client) -> list[Delivery]:
         await _book(client).webhook(options.webhook_id)
@@ -149,7 +149,9 @@ def _book(client: Client) -> WebhookBook:
 
 
 def _cells(hook: Webhook) -> tuple[str, ...]:
-    state = "on" if hook.is_enabled else f"off: {hook.why_off}" if hook.why_off else "off"
+    state = "on" if hook.is_enabled else "off"
+    if not hook.is_enabled and hook.why_off:
+        state = f"off: {hook.why_off}"
     return (hook.id, hook.tenant, hook.url, ",".join(hook.events), hook.conversation_id, state)
 
 

@@ -31,7 +31,7 @@ from deckhands.cluster import Home
 from deckhands.settings import FaceSettings
 
 SECTION = "Read conversations"
-VERBS = {"why": "Say why a conversation makes no progress, and what would change that."}
+SUMMARIES = {"why": "Explain why a conversation makes no progress, and how to change that."}
 
 LINE_CHARS = 1_000
 UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
@@ -51,10 +51,10 @@ class WhyOptions:
 @json_option
 @options_as(WhyOptions)
 def why(options: WhyOptions) -> None:
-    """Say why a conversation makes no progress: from its state to the cause, link by link.
+    """Explain why a conversation makes no progress: from its state to the cause, link by link.
 
-    Each link says since when it has held, until when if that is known, and what would change it. If the conversation
-    waits for a delegate, the delegate is explained in the same way, below its parent.
+    Each link shows since when it has held, until when if that is known, and how to change it. If the conversation waits
+    for a delegate, the delegate is explained in the same way, below its parent.
     """
     found = asyncio.run(_why(FaceSettings.from_env(), options.conversation_id))
     if options.as_json:
@@ -77,7 +77,7 @@ async def _why(settings: FaceSettings, conversation_id: str) -> Why:
 
 
 def lines_of(found: Why) -> list[str]:
-    """Return an explanation as lines for a person."""
+    """Return an explanation as lines of text."""
     return list(_lines(found.links, found.at, ""))
 
 

@@ -1,4 +1,4 @@
-"""What people use at a terminal: `deckhands top`, `deckhands chat`, and shell completion.
+"""Interactive terminal programs: `deckhands top`, `deckhands chat`, and shell completion.
 
 Start with: top.
 """

@@ -1,4 +1,4 @@
-"""Actions on one conversation from a terminal, and what to say when one is refused."""
+"""Actions on one conversation from a terminal, and the notices about their outcomes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ async def _requeue(client: Client, conversation_id: str) -> None:
 
 ACTIONS: Mapping[str, tuple[str, Act]] = {
     "pause": ("asked to pause", lambda client, cid: client.pause(cid)),
-    "interrupt": ("asked to stop what runs and pause", lambda client, cid: client.interrupt(cid)),
+    "interrupt": ("asked to stop its work and pause", lambda client, cid: client.interrupt(cid)),
     "resume": ("asked to continue", lambda client, cid: client.resume(cid)),
     "cancel": ("asked to stop", lambda client, cid: client.cancel(cid)),
     "requeue": ("can continue", _requeue),
 }
-"""By name: the words for the conversation afterwards, and the action."""
+"""By name: the words for the outcome, and the action."""
 
 
 async def do(client: Client, name: str, conversation_id: str) -> str:
-    """Carry out one of `ACTIONS` and return what to say: that it was done, or why not."""
+    """Perform one of `ACTIONS` and return a notice: that it was done, or why not."""
     done, act = ACTIONS[name]
     return await said(
         act(client, conversation_id),
@@ -36,7 +36,7 @@ async def do(client: Client, name: str, conversation_id: str) -> str:
 
 
 async def said(work: Awaitable[object], done: str) -> str:
-    """Wait for an action and return what to say about it."""
+    """Wait for an action and return a notice about it."""
     try:
         await work
     except DeckhandsError as error:

@@ -35,7 +35,7 @@ from deckhands.cluster import Home
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"
-VERBS = {"chat": "Talk with an agent: messages, questions, pictures, slash commands."}
+SUMMARIES = {"chat": "Talk with an agent: messages, questions, pictures, slash commands."}
 
 WHOLE_ID = re.compile(r"[0-9a-z]{26}")
 
@@ -57,13 +57,13 @@ class ChatOptions(TaskOptions):
     "--cluster",
     "on_cluster",
     is_flag=True,
-    help="Talk on the cluster, where the agent keeps working when you leave; the default with DECKHANDS_URL.",
+    help="Use the cluster, where the agent keeps working when you leave; the default with DECKHANDS_URL.",
 )
 @options_as(ChatOptions)
 def chat(options: ChatOptions) -> None:
     """Talk with an agent at this terminal. The argument is the first message, or the id of a conversation to continue.
 
-    Messages can be sent while the agent works. Ctrl-C stops what it does; Ctrl-D leaves, and the conversation stays:
+    Messages can be sent while the agent works. Ctrl-C stops its work; Ctrl-D leaves, and the conversation stays:
     `deckhands chat ID` continues it. /help lists the slash commands. By default, it runs with a private store and
     workers, like `deckhands run`.
     """
@@ -73,7 +73,8 @@ def chat(options: ChatOptions) -> None:
     first = given_text(options.argument, options.text, file=options.file)
     resumed = options.resumed_id or ""
     if not resumed and options.argument is not None and WHOLE_ID.fullmatch(options.argument):
-        resumed, first = options.argument, None
+        resumed = options.argument
+        first = None
     asyncio.run(_chat(settings, options, resumed, first))
 
 

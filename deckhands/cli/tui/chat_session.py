@@ -1,7 +1,7 @@
-"""A conversation in which a person and an agent take turns at a terminal.
+"""A conversation in which a user and an agent take turns at a terminal.
 
-Holds: a message is sent as soon as it is typed, even while the agent works; an answer applies only to the action that
-was shown.
+Holds: a message is sent as soon as it is typed, even while the agent works; an answer applies only to the displayed
+action.
 Does not: end the conversation with the chat.
 """
 
@@ -25,7 +25,7 @@ from deckhands.client import Change, ScreenRenderer, Summary, clean, clean_line,
 
 OLD_EVENTS_SHOWN = 60
 NEW_EVENTS = 2
-"""How many events a conversation has when it has just begun."""
+"""How many events a new conversation has."""
 QUESTION = "Run it? [y/n, or why not]"
 REST_LIMIT_SECONDS = 15.0
 LOOK_SECONDS = 0.05
@@ -68,18 +68,18 @@ class Chat:
 
     @property
     def asked(self) -> RiskyAction | None:
-        """The action that the person is asked about, once it is shown; None: none."""
+        """The displayed action that the user is asked to confirm; None if there is none."""
         asked_id = self._printer.standing.tally.status.asked_id
         return self._actions.get(asked_id) if asked_id is not None and asked_id == self._shown_question else None
 
     @property
     def is_working(self) -> bool:
-        """Whether the agent has something to do."""
+        """Whether the agent is working."""
         tally = self._printer.standing.tally
         return bool(self._place.conversation_id) and not (tally.last_event_id and tally.status.is_settled)
 
     async def run(self) -> Summary | None:
-        """Take turns until the person leaves. Returns the summary, or None if no conversation was begun."""
+        """Take turns until the user leaves. Returns the summary, or None if no conversation was started."""
         if self._place.conversation_id:
             self._follow()
         try:
@@ -91,7 +91,7 @@ class Chat:
         return self._printer.standing.summary
 
     async def _rest(self) -> None:
-        """Stop a private agent in order before its workers end, and read the events that follow."""
+        """Stop a private agent gracefully before its workers end, and read the events that follow."""
         name, client = self._place.conversation_id, self._place.client
         if not (self._place.is_private and name):
             return
@@ -123,7 +123,7 @@ class Chat:
             self._tell(error.message, error.remedy)
 
     async def _stop_or_warn(self) -> None:
-        """Stop what is running; if nothing is, leave at the second Ctrl-C."""
+        """Stop the running work; if there is none, leave at the second Ctrl-C."""
         if self.is_working and not self._is_warned:
             with contextlib.suppress(DeckhandsError):
                 await self._place.client.interrupt(self._place.conversation_id)
@@ -151,7 +151,7 @@ class Chat:
             self._tell(f"Conversation {self._place.conversation_id}")
             self._follow()
 
-    # What comes from the conversation.
+    # Updates from the conversation.
 
     def _follow(self) -> None:
         self._live = LiveText(self._place.client.store, self._place.conversation_id)
@@ -164,11 +164,12 @@ class Chat:
         self._following = []
 
     async def _events(self) -> None:
-        name, after = self._place.conversation_id, 0
+        name = self._place.conversation_id
+        after = 0
         try:
             last = await self._place.client.log.last_id(name)
             if last > NEW_EVENTS:
-                await self._live.rest()  # what was written before somebody looked comes as events
+                await self._live.rest()  # earlier pieces are skipped: their replies arrive as events
             self._following.append(asyncio.ensure_future(self._pieces()))
             while True:
                 try:
@@ -183,7 +184,7 @@ class Chat:
 
     async def _take_in(self, event: Event, *, is_old: bool) -> None:
         self._place.record(event)
-        if isinstance(event, ModelReply):  # all of its parts come before what follows from it
+        if isinstance(event, ModelReply):  # all pieces of a reply arrive before the events that follow from it
             await self._show_rest()
         if isinstance(event, RiskyAction):
             self._actions = {event.id: event, **dict(list(self._actions.items())[:20])}
@@ -209,7 +210,7 @@ class Chat:
                 self._write(piece)
 
     def _write(self, piece: Piece) -> None:
-        if piece.kind != "call":  # which the event shows as what it does
+        if piece.kind != "call":  # which the event of its action shows
             self._printer.piece(piece)
 
     # The commands.
@@ -219,7 +220,7 @@ class Chat:
 
     def _name(self) -> str:
         if not self._place.conversation_id:
-            raise UsageError("There is no conversation yet.", remedy="Your first message begins one.")
+            raise UsageError("There is no conversation yet.", remedy="Your first message starts one.")
         return self._place.conversation_id
 
     async def _help(self, _: str) -> None:
@@ -252,15 +253,17 @@ class Chat:
             raise UsageError("No picture is named.", remedy="Type /image PATH.")
         from deckhands.client import image_urls_of
 
-        await asyncio.to_thread(image_urls_of, [path])  # refuses what is no picture before anything is typed
+        # refuses anything that is not a picture before the user types on
+        await asyncio.to_thread(image_urls_of, [path])
         self._place.images.append(path)
         self._tell(f"{path} goes with the next message.")
 
     async def _diff(self, _: str) -> None:
-        name, client = self._name(), self._place.client
+        name = self._name()
+        client = self._place.client
         try:
             patch = await client.files.diff(name)
-        except TransferFailed:  # a person's own directory, whose original state only its version control knows
+        except TransferFailed:  # the user's own directory: only its version control knows its original state
             await client.execute(name, OWN_DIFF)
             return
         text = patch.decode("utf-8", "backslashreplace")
@@ -314,24 +317,25 @@ class Chat:
     async def _move_to(self, name: str) -> None:
         await self._unfollow()
         self._printer.forget()
-        self._actions, self._shown_question = {}, 0
+        self._actions = {}
+        self._shown_question = 0
         self._place.conversation_id = name
         if name:
             self._tell(f"Conversation {name}")
             self._follow()
         else:
-            self._tell("The next message begins another conversation.")
+            self._tell("The next message starts another conversation.")
 
     async def _quit(self, _: str) -> None:
         self._is_leaving = True
 
     def status(self) -> str:
-        """Return the line below."""
+        """Return the status line."""
         if not self._place.conversation_id:
-            return "type what is to be done · /help"
+            return "type a task · /help"
         pictures = f"{len(self._place.images)} pictures · " if self._place.images else ""
         return pictures + self._printer.standing.line(SYSTEM_CLOCK.now(), turn=int(SYSTEM_CLOCK.monotonic() * 2))
 
     def question(self) -> str:
-        """Return what the line answers; empty: it is a message."""
+        """Return the question that the line answers; empty if the line is a message."""
         return QUESTION if self.asked is not None else ""

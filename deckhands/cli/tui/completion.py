@@ -1,4 +1,4 @@
-"""`deckhands completion`: the script with which a shell completes verbs, options and ids of conversations."""
+"""`deckhands completion`: the script for shell completion of commands, options and ids of conversations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deckhands.cli.verbs import options_as
 from deckhands.client import print_text
 
 SECTION = "Operate a cluster"
-VERBS = {"completion": "Print what lets bash, zsh or fish complete verbs, options and ids."}
+SUMMARIES = {"completion": "Print a completion script for bash, zsh or fish."}
 
 PROGRAM = "deckhands"
 VARIABLE = "_DECKHANDS_COMPLETE"
@@ -29,9 +29,9 @@ class CompletionOptions:
 @click.argument("shell", type=click.Choice(SHELLS))
 @options_as(CompletionOptions)
 def completion(options: CompletionOptions) -> None:
-    """Print a script for a shell: it then completes verbs, options and the ids of conversations.
+    """Print a script for a shell: it then completes commands, options and the ids of conversations.
 
-    bash: add `source <(deckhands completion bash)` to ~/.bashrc. zsh: the same with zsh, in ~/.zshrc, behind compinit.
+    bash: add `source <(deckhands completion bash)` to ~/.bashrc. zsh: the same with zsh, in ~/.zshrc, after compinit.
     fish: `deckhands completion fish > ~/.config/fish/completions/deckhands.fish`.
     """
     print_text(script_for(options.shell), end="")

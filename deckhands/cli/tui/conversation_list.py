@@ -30,7 +30,7 @@ COLUMNS: Sequence[tuple[str, int, str]] = (
 """Heading, width and sort key of each column; the last column takes the rest of the line."""
 RIGHT = frozenset(("STEPS", "TOKENS", "COST", "UPDATED", "AGE"))
 NARROW = 100
-"""A narrower screen leaves out the columns in `SPARE`."""
+"""Narrower screens leave out the columns in `SPARE`."""
 SPARE = frozenset(("TOKENS", "AGE"))
 STYLES = {
     "running": Style(color="green"),
@@ -48,7 +48,7 @@ CURSOR = Style(reverse=True)
 
 
 def heading(columns: int, *, by: str, is_turned: bool) -> str:
-    """Return the line above the rows; an arrow marks what they are sorted by."""
+    """Return the line above the rows; an arrow marks the sort column."""
     cells = []
     for name, width, sort in _columns(columns):
         mark = ("^" if is_turned else "v") if sort == by else ""
@@ -106,7 +106,7 @@ class ConversationList(ScrollView, can_focus=True):
     ]
 
     class Opened(Message):
-        """A person has opened a conversation."""
+        """The user opened a conversation."""
 
         def __init__(self, conversation_id: str) -> None:
             super().__init__()
@@ -119,7 +119,7 @@ class ConversationList(ScrollView, can_focus=True):
 
     @property
     def chosen(self) -> Row | None:
-        """The row that the cursor is on."""
+        """The row under the cursor."""
         return self.rows[self._cursor] if self.rows else None
 
     @property
@@ -129,14 +129,15 @@ class ConversationList(ScrollView, can_focus=True):
         return [row.conversation_id for row in self.rows[top : top + self.size.height]]
 
     def put(self, rows: list[Row]) -> None:
-        """Show other rows; the cursor stays on its conversation, unless it is on the first row."""
+        """Replace the rows; the cursor stays on its conversation, unless it is on the first row."""
         before = self.chosen
         self.rows = rows
         self._cursor = min(self._cursor, max(0, len(rows) - 1))
         if before is not None and self._cursor > 0:
             wanted = before.conversation_id
             found = next((at for at, row in enumerate(rows) if row.conversation_id == wanted), self._cursor)
-            moved, self._cursor = found - self._cursor, found
+            moved = found - self._cursor
+            self._cursor = found
             if moved:
                 self._show_cursor()
         self.virtual_size = Size(self.size.width, len(rows))
@@ -144,7 +145,8 @@ class ConversationList(ScrollView, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         """Draw one line of the screen."""
-        at, columns = y + self.scroll_offset.y, self.size.width
+        at = y + self.scroll_offset.y
+        columns = self.size.width
         if at >= len(self.rows):
             return Strip.blank(columns)
         row = self.rows[at]

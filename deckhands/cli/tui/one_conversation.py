@@ -1,4 +1,4 @@
-"""One conversation in `top`: its facts, why it waits, what it asks, and its latest events, live."""
+"""The screen of one conversation in `top`: its facts, why it waits, its question, and its latest events, live."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from broker.contract import Event, RiskyAction
 from broker.runtime import SYSTEM_CLOCK, CorruptEntry, DeckhandsError, StoreError
 from deckhands.cli.commands.why import lines_of
 from deckhands.cli.tui.actions import do, said
-from deckhands.cli.tui.questions import Line, Sure
+from deckhands.cli.tui.questions import ConfirmDialog, LineDialog
 from deckhands.client import Client, ScreenRenderer, Standing, clean_line
 
 EVENTS_SHOWN = 200
@@ -61,7 +61,7 @@ class OneConversation(Screen[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Read the conversation now, and then at intervals."""
+        """Read the conversation now, and then periodically."""
         self.query_one(RichLog).focus()
         self.set_interval(LOOK_SECONDS, self._look_again)
         self._look_again()
@@ -121,11 +121,11 @@ class OneConversation(Screen[None]):
         self.query_one(RichLog).write(Text(clean_line(text, limit=500), style="dim"))
 
     async def action_do(self, name: str) -> None:
-        """Carry out an action on the conversation."""
+        """Perform an action on the conversation."""
         self.notify(clean_line(await do(self._client, name, self._conversation_id), limit=500), markup=False)
 
     def action_cancel(self) -> None:
-        """Stop the conversation, if that is really meant."""
+        """Stop the conversation after a confirmation."""
         self._ask_to_cancel()
 
     def _ask_to_cancel(self) -> None:
@@ -133,30 +133,30 @@ class OneConversation(Screen[None]):
             if is_sure:
                 await self.action_do("cancel")
 
-        self.app.push_screen(Sure(f"Stop {self._conversation_id} and what runs in it?"), answer)
+        self.app.push_screen(ConfirmDialog(f"Stop {self._conversation_id} and its running work?"), answer)
 
     async def action_confirm(self) -> None:
-        """Run the action that is shown."""
+        """Run the displayed action."""
         if self._asked is None:
-            self.notify("It asks nothing.", markup=False)
+            self.notify("No action awaits confirmation.", markup=False)
             return
         work = self._client.confirm(self._conversation_id, action_id=self._asked.id)
         self.notify(clean_line(await said(work, "The action runs."), limit=500), markup=False)
 
     def action_reject(self) -> None:
-        """Refuse the action that is shown, with a reason."""
+        """Reject the displayed action, with a reason."""
         asked = self._asked
         if asked is None:
-            self.notify("It asks nothing.", markup=False)
+            self.notify("No action awaits confirmation.", markup=False)
             return
 
         async def answer(reason: str | None) -> None:
             if reason is not None:
                 work = self._client.reject(self._conversation_id, reason=reason, action_id=asked.id)
-                self.notify(clean_line(await said(work, "The action was refused."), limit=500), markup=False)
+                self.notify(clean_line(await said(work, "The action was rejected."), limit=500), markup=False)
 
         question = "Why not? The agent reads it and continues; without a reason it waits for a message."
-        self.app.push_screen(Line(question), answer)
+        self.app.push_screen(LineDialog(question), answer)
 
     def action_message(self) -> None:
         """Send a message."""
@@ -166,4 +166,4 @@ class OneConversation(Screen[None]):
                 work = self._client.send_message(self._conversation_id, text)
                 self.notify(clean_line(await said(work, "The message was sent."), limit=500), markup=False)
 
-        self.app.push_screen(Line(f"Message to {self._conversation_id}:"), answer)
+        self.app.push_screen(LineDialog(f"Message to {self._conversation_id}:"), answer)

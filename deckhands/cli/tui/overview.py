@@ -1,6 +1,6 @@
 """The cluster in the head of `top`: workers, queues with their ages, conversations by state. Read every few seconds.
 
-Holds: pure but for `Overview.look`; every text is cleaned.
+Holds: everything except `Overview.look` is pure; every text is cleaned.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ class Overview:
 
 
 def _sums(found: Iterable[Worker], name: str) -> dict[str, float]:
-    """Return a figure of each worker, its labels added up."""
+    """Return a figure of each worker, summed over its labels."""
     return {worker.name: sum(worker.figures.get(name, {}).values()) for worker in found}
 
 
 def _risen(before: dict[str, float], after: dict[str, float]) -> float:
-    """Return how much the figures have grown, over the workers that both readings have."""
+    """Return how much the figures have grown, over the workers that are in both readings."""
     return sum(max(0.0, after[name] - before[name]) for name in after if name in before)
 
 
 def worker_line(facts: Facts) -> str:
-    """Return the workers in one line: how many are alive by role, what they hold, and how many are silent."""
+    """Return the workers in one line: how many are alive by role, their load, and how many are silent."""
     parts = []
     for role in dict.fromkeys(worker.role for worker in facts.workers):
         own = [worker for worker in facts.workers if worker.role == role]
@@ -90,7 +90,7 @@ def worker_line(facts: Facts) -> str:
 
 
 def queue_line(facts: Facts) -> str:
-    """Return the queues in which anything waits, each with the age of its oldest entry."""
+    """Return the non-empty queues, each with the age of its oldest entry."""
     parts = []
     for name, depth in facts.queues.items():
         waiting = depth.waiting + depth.in_line
@@ -101,7 +101,7 @@ def queue_line(facts: Facts) -> str:
 
 
 def conversation_line(rows: Iterable[Row], facts: Facts) -> str:
-    """Return the conversations by state, what they wait for, and their speed."""
+    """Return the conversations by state, their reasons for waiting, and their speed."""
     states, waits = Counter[str](), Counter[str]()
     for row in rows:
         states[row.state] += 1

@@ -31,7 +31,7 @@ class Place:
     """Where a chat runs.
 
     Attributes:
-        conversation_id: the one to continue; empty: the first message begins one.
+        conversation_id: the one to continue; empty: the first message creates one.
         is_private: its workers end with the chat.
         record: called with each event of the conversation, from the first one on.
         finish: called with the summary at the end.
@@ -47,13 +47,14 @@ class Place:
     _own_id: str = ""
 
     async def begin(self, text: str) -> str:
-        """Begin a conversation with a message and return its id.
+        """Create a conversation with a message and return its id.
 
         Raises:
-            UsageError: the task cannot be used; see `Client.submit`.
+            UsageError: the task is invalid; see `Client.submit`.
         """
         check_task(text)
-        spec, workspace = self.task.spec, self.task.spec.place()
+        spec = self.task.spec
+        workspace = self.task.spec.place()
         if self.is_private and workspace.needs is not None:
             await until_anybody_serves(self.client.store, workspace)
         urls = await asyncio.to_thread(image_urls_of, self.images) or ()
@@ -65,7 +66,7 @@ class Place:
         return self.conversation_id
 
     async def send(self, text: str) -> None:
-        """Send a message to the conversation; raises what `Client.send_message` does."""
+        """Send a message to the conversation. Raises what `Client.send_message` raises."""
         await self.client.send_message(self.conversation_id, text, images=tuple(self.images))
         self.images.clear()
 
@@ -83,14 +84,16 @@ async def private_place(
         UnknownConversation: there is no such run.
         DeckhandsError: the store or the workers cannot be started.
     """
-    home, own_id = Home(settings.home), conversation_id or new_conversation_id()
+    home = Home(settings.home)
+    own_id = conversation_id or new_conversation_id()
     folder = RunFolder(home.run_folder(own_id))
     if conversation_id and not folder.path.is_dir():
         raise UnknownConversation(conversation_id)
     home.prepare(folder.path)
     with supervising(folder.path, "A run"):
         created = folder.events()[0] if conversation_id and folder.has_events else None
-        agent, workspace = task.spec.agent_spec(), task.spec.place()
+        agent = task.spec.agent_spec()
+        workspace = task.spec.place()
         if isinstance(created, ConversationCreated):
             agent, workspace = created.agent, created.workspace
         cluster = Cluster(private_cluster(folder.path, agent, workspace, settings.environment), on_notice=on_notice)

@@ -23,13 +23,13 @@ HISTORY = "chat_history"
 
 
 class SlashCompleter(Completer):
-    """Completes slash commands, and paths where a command wants one."""
+    """Completes slash commands, and paths after commands that take one."""
 
     def __init__(self) -> None:
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
-        """Yield what may follow."""
+        """Yield the possible completions."""
         text = document.text_before_cursor
         if text.startswith("/image "):
             path = Document(text.removeprefix("/image "))
@@ -44,11 +44,11 @@ class Prompt:
     """Reads one line after another.
 
     Args:
-        home: where the history is kept.
+        home: the directory of the history file.
 
     Attributes:
         question: shown before the line: empty, or the question that the line answers.
-        status: the line below.
+        status: the status line.
     """
 
     def __init__(self, home: Path) -> None:
@@ -71,8 +71,8 @@ class Prompt:
         """Return the next line.
 
         Raises:
-            KeyboardInterrupt: the person has pressed Ctrl-C.
-            EOFError: the person has pressed Ctrl-D, or left.
+            KeyboardInterrupt: the user pressed Ctrl-C.
+            EOFError: the user pressed Ctrl-D, or left.
         """
         return await self._session.prompt_async(self._before, handle_sigint=False)
 
@@ -82,13 +82,13 @@ class Prompt:
             self._session.app.exit(exception=EOFError)
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show above the line what the model is writing; the last of the lines is the status, shown below."""
+        """Show the model's current output above the line; the last of the lines is the status, shown below."""
         self._writing = clean_line(lines[0], limit=1_000) if len(lines) > 1 else ""
         if self._session.app.is_running:
             self._session.app.invalidate()
 
     def above(self, lines: Iterable[str]) -> None:
-        """Print lines above; they are cleaned, and may have our colours."""
+        """Print lines above; they are cleaned except for our own colours."""
         if text := "".join(f"{line}\n" for line in lines):
             draw(text)
 

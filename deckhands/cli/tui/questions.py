@@ -9,12 +9,12 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 
-class Line(ModalScreen[str | None]):
-    """Asks for a line of text; None: the person cancelled."""
+class LineDialog(ModalScreen[str | None]):
+    """Asks for a line of text; None if the user cancels."""
 
     DEFAULT_CSS = """
-    Line, Sure { align: center middle; }
-    Line > Vertical, Sure > Vertical { width: 80%; height: auto; border: round $accent; padding: 0 1; }
+    LineDialog, ConfirmDialog { align: center middle; }
+    LineDialog > Vertical, ConfirmDialog > Vertical { width: 80%; height: auto; border: round $accent; padding: 0 1; }
     """
     BINDINGS = [Binding("escape", "dismiss(None)", "Give up")]  # noqa: RUF012
 
@@ -29,12 +29,12 @@ class Line(ModalScreen[str | None]):
             yield Input()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Take the line."""
+        """Return the line."""
         event.stop()
         self.dismiss(event.value)
 
 
-class Sure(ModalScreen[bool]):
+class ConfirmDialog(ModalScreen[bool]):
     """Asks for a confirmation."""
 
     BINDINGS = [  # noqa: RUF012

@@ -1,8 +1,8 @@
-"""All conversations of a store, kept in memory and refreshed a few at a time.
+"""A cache of all conversations of a store, refreshed a few at a time.
 
 Holds: one refresh reads at most `ROWS_AT_ONCE` conversations and a page of new ones, however many there are: first
-those on the screen, then those that workers hold, in turn, then the others, in turn.
-Does not: notice every change at once: a conversation off the screen that no worker holds waits for its turn.
+those on the screen, then those that workers own, in turn, then the others, in turn.
+Does not: see every change at once: a conversation off the screen that no worker owns waits for its turn.
 Keys: reads `deck:{k}:index`, `deck:{k}:dead`, `deck:{k}:worker:<w>:owned` and `deck:{k}:c:<id>:meta`.
 """
 
@@ -20,7 +20,7 @@ from deckhands.client import clean_line
 PAGE = 500
 ROWS_AT_ONCE = 240
 OTHERS_AT_ONCE = 60
-"""How many of a refresh are reserved for those that are off the screen and held by no worker."""
+"""How many of a refresh are reserved for conversations off the screen that no worker owns."""
 MOST_OWNERS = 64
 MOST_DEAD = 1_000
 DEAD = "dead"
@@ -37,10 +37,10 @@ class Row:
 
     Attributes:
         state: see `AgentState`; `dead` if three workers died with it.
-        worker: the one that holds it now, or empty.
-        cost_usd: a lower bound where prices are not known.
+        worker: its owner, or empty.
+        cost_usd: a lower bound if some prices are unknown.
         updated, created: seconds since the epoch, by the store's clock.
-        words: everything that a filter compares, in lower case.
+        words: the text that a filter searches, in lower case.
     """
 
     conversation_id: str
@@ -58,11 +58,11 @@ class Row:
 
 
 class Roster:
-    """The conversations of a store.
+    """The cached conversations of a store.
 
     Args:
         rows_at_once: how many conversations one refresh reads, not counting new ones.
-        others_at_once: how many of them are reserved for those that are off the screen and held by no worker.
+        others_at_once: how many of them are reserved for those that are off the screen and owned by no worker.
     """
 
     def __init__(self, store: Store, *, rows_at_once: int = ROWS_AT_ONCE, others_at_once: int = OTHERS_AT_ONCE) -> None:
@@ -76,7 +76,7 @@ class Roster:
         self._dead: frozenset[str] = frozenset()
 
     async def load(self) -> AsyncIterator[int]:
-        """Read all conversations, newest first; yields how many have been read after each page.
+        """Read all conversations, newest first; after each page, yield how many have been read.
 
         Raises:
             StoreError: the store does not answer.
@@ -94,7 +94,7 @@ class Roster:
                 yield len(self.rows)
 
     async def look(self, seen: Sequence[str], workers: Iterable[str]) -> bool:
-        """Refresh, and say whether anything has changed.
+        """Refresh, and return whether anything has changed.
 
         Args:
             seen: the conversations on the screen.
@@ -115,7 +115,7 @@ class Roster:
         return await self._read(list(wanted))
 
     async def _new(self, workers: list[str]) -> list[str]:
-        """Return the conversations that are not known yet; note which ones workers own and which are dead."""
+        """Return the ids that are not cached yet; record which ones workers own and which are dead."""
         shards = self._store.all_shards
         commands: list[tuple[Any, ...]] = [
             ("ZRANGEBYSCORE", names.index, f"{newest:.0f}", "+inf", "WITHSCORES", "LIMIT", 0, PAGE)
@@ -155,10 +155,16 @@ def row_of(conversation_id: str, values: Any, *, is_dead: bool = False) -> Row |
     if not isinstance(values, list) or len(values) != len(FIELDS) or values[0] is None:
         return None
     have = dict(zip(FIELDS, values, strict=True))
-    state = DEAD if is_dead else "closed" if have["closed"] is not None else clean_line(text(have["state"]), limit=40)
+    if is_dead:
+        state = DEAD
+    elif have["closed"] is not None:
+        state = "closed"
+    else:
+        state = clean_line(text(have["state"]), limit=40)
     wait_reason = "" if is_dead else clean_line(text(have["wait_reason"]), limit=40)
     worker, title = clean_line(text(have["owner"])), clean_line(text(have["title"]), limit=MAX_TITLE_CHARS)
-    tenant, labels = clean_line(text(have["tenant"]), limit=64), _labels(text(have["labels"]))
+    tenant = clean_line(text(have["tenant"]), limit=64)
+    labels = _labels(text(have["labels"]))
     words = f"{conversation_id} {state} {wait_reason} {worker} {title} {tenant} {labels}".lower()
     return Row(
         clean_line(conversation_id),
@@ -185,7 +191,7 @@ def _labels(written: str) -> str:
 
 
 def _turn(ids: Sequence[str], start: int, count: int) -> tuple[list[str], int]:
-    """Return the next of some ids, and where the turn after that begins."""
+    """Return the next ids in turn, and where the following turn starts."""
     if not ids or count <= 0:
         return [], start
     start %= len(ids)
@@ -202,17 +208,17 @@ SORTS: Mapping[str, str] = {
     "state": "state",
     "title": "title",
 }
-"""What rows can be sorted by, and the field."""
+"""The sort keys of rows, and the field of each."""
 RISING = frozenset(("state", "title"))
 """Sorted in ascending order unless reversed."""
 
 
 def arranged(rows: Iterable[Row], *, by: str = "updated", is_turned: bool = False, words: str = "") -> list[Row]:
-    """Return the rows that have all words of a filter, sorted.
+    """Return the rows that contain all words of a filter, sorted.
 
     Args:
         by: a key of `SORTS`.
-        words: separated by blanks; `-word` leaves out those that have it.
+        words: separated by blanks; `-word` excludes rows that contain it.
     """
     wanted = words.lower().split()
     without = [word[1:] for word in wanted if word.startswith("-") and len(word) > 1]

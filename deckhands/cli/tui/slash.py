@@ -25,17 +25,17 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "new": ("", "starts over with the next message"),
     "quit": ("", "leaves; the conversation stays, and `deckhands chat ID` continues it. Ctrl-D does the same"),
 }
-"""By name: what follows the name, and what the command does."""
+"""By name: the argument, and a description."""
 OTHER_NAMES = {"exit": "quit", "q": "quit", "?": "help", "stop": "interrupt", "h": "help"}
 
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """A line that a person has typed.
+    """A parsed input line.
 
     Attributes:
         command: one of `COMMANDS`; empty: the line is a message, or an answer.
-        text: what follows the command, or the whole line.
+        text: the rest after the command, or the whole line.
     """
 
     command: str
@@ -43,7 +43,7 @@ class Typed:
 
 
 def parsed(line: str) -> Typed:
-    """Parse a line. A message may begin with a slash if it is a path: `/etc/hosts`.
+    """Parse a line. A message may start with a slash if it is a path: `/etc/hosts`.
 
     Raises:
         UsageError: there is no such command.
@@ -67,8 +67,8 @@ def help_lines() -> list[str]:
     lines = [f"  {f'/{name} {follows}'.ljust(width)}  {what}" for name, (follows, what) in COMMANDS.items()]
     return [
         *lines,
-        "  Enter sends, Alt-Enter begins another line, Up shows what you have typed before. What you send while the",
-        "  agent works is read at its next step.",
+        "  Enter sends, Alt-Enter starts another line, Up shows earlier input. Messages sent while the",
+        "  agent works are read at its next step.",
     ]
 
 
@@ -77,18 +77,16 @@ NO = frozenset(("n", "no"))
 
 
 def answer_in(text: str) -> tuple[bool, str]:
-    """Return whether an action may run, and the reason if not: `y`, `n`, `n because …`, or any other words as a reason.
+    """Parse an answer: whether an action may run, and the reason if not.
 
-    An empty line is not an answer.
+    Answers are `y`, `n`, `n because …`, or any other words, which reject the action with that reason.
 
     Raises:
         UsageError: the line is empty.
     """
     words = text.strip()
     if not words:
-        raise UsageError(
-            "Nothing was answered.", remedy="y runs it, n refuses it; other words refuse it with a reason."
-        )
+        raise UsageError("The answer is empty.", remedy="y runs it, n rejects it; other words reject it with a reason.")
     if words.lower() in YES:
         return True, ""
     if words.lower() in NO:

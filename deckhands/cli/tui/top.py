@@ -15,7 +15,7 @@ from deckhands.client import cluster_client
 from deckhands.settings import FaceSettings
 
 SECTION = "Read conversations"
-VERBS = {"top": "Watch a cluster live: workers, queues, conversations; look into one and act on it."}
+SUMMARIES = {"top": "Watch a cluster live: workers, queues, conversations; open one and act on it."}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class TopOptions:
 def top(options: TopOptions) -> None:
     """Watch a cluster live: its workers, its queues with age, and its conversations; act on them by keys.
 
-    With words, only conversations that have all of them: in their id, state, title, labels, tenant, worker or what they
-    wait for. `-word`, after `--`, leaves out those that have it.
+    With words, only conversations that contain all of them: in their id, state, title, labels, tenant, worker or reason
+    for waiting. `-word`, after `--`, excludes those that contain it.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("`deckhands top` needs a terminal.", remedy="`deckhands ls` prints a list.")

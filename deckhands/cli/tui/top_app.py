@@ -16,7 +16,7 @@ from deckhands.cli.tui.actions import do
 from deckhands.cli.tui.conversation_list import ConversationList, heading
 from deckhands.cli.tui.one_conversation import OneConversation
 from deckhands.cli.tui.overview import Overview, cluster_lines, conversation_line, queue_line, worker_line
-from deckhands.cli.tui.questions import Sure
+from deckhands.cli.tui.questions import ConfirmDialog
 from deckhands.cli.tui.roster import SORTS, Roster, arranged
 from deckhands.client import Client, clean_line
 
@@ -41,7 +41,7 @@ class ClusterScreen(Screen[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Show what the head of the list has read."""
+        """Show the last reading of the list's head."""
         self.set_interval(LOOK_SECONDS, self._show)
         self._show()
 
@@ -87,20 +87,20 @@ class Top(App[None]):
         self._trouble = ""
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
-        """Say whether a key works here: the keys of the list only work on the list."""
+        """Return whether a key works here: the keys of the list work only on the list."""
         is_ours = any(isinstance(key, Binding) and key.action.partition("(")[0] == action for key in self.BINDINGS)
         return not is_ours or len(self.screen_stack) == 1
 
     def compose(self) -> ComposeResult:
         """Lay out the head, the filter and the list."""
         yield Static(id="head", markup=False)
-        yield Input(id="filter", placeholder="words that all have to be there; -word leaves out")
+        yield Input(id="filter", placeholder="words that must all match; -word excludes")
         yield Static(id="heading", markup=False)
         yield ConversationList()
         yield Footer()
 
     def on_mount(self) -> None:
-        """Read everything once, then refresh at intervals."""
+        """Read everything once, then refresh periodically."""
         self.query_one(ConversationList).focus()
         self.run_worker(self._load(), group="load", exit_on_error=False)
         self.set_interval(LOOK_SECONDS, self._look_again)
@@ -129,7 +129,8 @@ class Top(App[None]):
             has_changed = await self._roster.look(self._list.seen, self._overview.facts.controllers)
             self._trouble = ""
         except DeckhandsError as error:
-            has_changed, self._trouble = False, error.message
+            has_changed = False
+            self._trouble = error.message
         if has_changed:
             self._arrange()
         else:
@@ -146,7 +147,8 @@ class Top(App[None]):
         self._show_head()
 
     def _show_head(self) -> None:
-        facts, found = self._overview.facts, self._list.rows
+        facts = self._overview.facts
+        found = self._list.rows
         now = f"{SYSTEM_CLOCK.now():%H:%M:%S} UTC"
         lines = [conversation_line(self._roster.rows.values(), facts), worker_line(facts), queue_line(facts)]
         if self._words:
@@ -163,7 +165,7 @@ class Top(App[None]):
         self._show_head()
 
     def on_conversation_list_opened(self, event: ConversationList.Opened) -> None:
-        """Look into a conversation."""
+        """Open the screen of a conversation."""
         self.push_screen(OneConversation(self._client, event.conversation_id))
 
     def action_filter(self) -> None:
@@ -171,7 +173,7 @@ class Top(App[None]):
         field = self.query_one("#filter", Input)
         field.display = True
         field.value = self._words
-        self.screen.set_focus(field)  # at once: what is typed next belongs there
+        self.screen.set_focus(field)  # at once: the next key belongs there
 
     def action_unfilter(self) -> None:
         """Show all conversations again."""
@@ -180,7 +182,7 @@ class Top(App[None]):
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Filter while the words are typed."""
-        if event.input.id == "filter":  # other screens ask for lines, too
+        if event.input.id == "filter":  # other screens have input lines too
             self._words = event.value
             self._arrange()
 
@@ -201,7 +203,7 @@ class Top(App[None]):
         self._arrange()
 
     def action_turn(self) -> None:
-        """Turn the order round."""
+        """Reverse the order."""
         self._is_turned = not self._is_turned
         self._arrange()
 
@@ -210,12 +212,12 @@ class Top(App[None]):
         self.push_screen(ClusterScreen(self._overview))
 
     async def action_do(self, name: str) -> None:
-        """Carry out an action on the conversation under the cursor."""
+        """Perform an action on the conversation under the cursor."""
         if (row := self._list.chosen) is not None:
             self.notify(clean_line(await do(self._client, name, row.conversation_id), limit=500), markup=False)
 
     def action_cancel(self) -> None:
-        """Stop the conversation under the cursor, if that is really meant."""
+        """Stop the conversation under the cursor after a confirmation."""
         row = self._list.chosen
         if row is None:
             return
@@ -225,4 +227,4 @@ class Top(App[None]):
                 said = await do(self._client, "cancel", row.conversation_id)
                 self.notify(clean_line(said, limit=500), markup=False)
 
-        self.push_screen(Sure(f"Stop {row.conversation_id} ({row.title}) and what runs in it?"), answer)
+        self.push_screen(ConfirmDialog(f"Stop {row.conversation_id} ({row.title}) and its running work?"), answer)

@@ -1,4 +1,4 @@
-"""Who may do what over HTTP: API keys, tickets, answers to repeated requests, the record of operations.
+"""Access over HTTP: API keys, tickets, idempotent requests, waiting uploads, and the record of operations.
 
 Start with: api_keys.
 """

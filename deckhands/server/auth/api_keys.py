@@ -1,7 +1,7 @@
-"""API keys: what each may do, for which tenant, how often; and whether one that is presented is good.
+"""API keys: their scopes, tenant and rate limit, and the check of a presented token.
 
-Holds: the store has the hash of a secret and never the secret, which is shown once; a key that is revoked or has
-expired is refused at the next request; what is compared takes the same time whether it matches or not.
+Holds: the store has only the hash of a secret, which is shown once; a revoked or expired key is refused at the next
+request; hashes are compared in constant time.
 Keys: `deck:{0}:keys`, `deck:{0}:keys:used`, `deck:{0}:keys:rate:<id>:<minute>`.
 """
 
@@ -35,7 +35,7 @@ RATE_KEPT_SECONDS = 120
 
 
 class Scope(StrEnum):
-    """What a key may do; none of them implies another."""
+    """A permission of a key. No scope implies another."""
 
     READ = "read"
     WRITE = "write"
@@ -44,7 +44,7 @@ class Scope(StrEnum):
 
 
 class Refused(DeckhandsError):
-    """A request that may not be made."""
+    """The request is not allowed."""
 
     code = "unauthorized"
 
@@ -54,7 +54,7 @@ class Refused(DeckhandsError):
 
 
 class TooManyRequests(DeckhandsError):
-    """A key has used up its requests of this minute."""
+    """The key has used up its requests of this minute."""
 
     code = "rate_limited"
     retryable = True
@@ -68,18 +68,18 @@ class TooManyRequests(DeckhandsError):
 
 
 class ApiKey(BaseModel):
-    """A key as the store has it.
+    """A key as stored.
 
     Attributes:
         id: its public part.
-        name: what a person calls it.
+        name: a label for humans.
         digest: the SHA-256 of its secret.
-        tenant: whose conversations it may see; `*`: everybody's.
-        requests_per_minute: how many requests it may make.
-        body_bytes: how long the body of a request may be; files may be as long as transfers carry, whatever this says.
-        streams: how many streams and requests that wait it may have open at one server.
-        expires: from when on it is refused; None: never.
-        revoked: when it was; None: it is good.
+        tenant: the tenant whose conversations it may see; `*`: all tenants.
+        requests_per_minute: its rate limit.
+        body_bytes: the maximum length of a request body; files are limited by transfers instead.
+        streams: how many streams and long-polling requests it may have open at one server.
+        expires: when it expires; None: never.
+        revoked: when it was revoked; None: it was not.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -129,20 +129,21 @@ class ApiKeys:
         body_bytes: int = DEFAULT_BODY_BYTES,
         streams: int = DEFAULT_STREAMS,
     ) -> tuple[ApiKey, str]:
-        """Make a key, and return it with its token, which nobody can find out again.
+        """Create a key, and return it with its token, which cannot be shown again.
 
         Args:
-            tenant: `*` for everybody's conversations.
-            life: how long it is good; None: until it is revoked.
+            tenant: `*` for all tenants.
+            life: how long it is valid; None: until it is revoked.
 
         Raises:
-            UsageError: something cannot be used, or there are too many keys.
+            UsageError: an argument is invalid, or there are too many keys.
         """
         if life is not None and not timedelta(0) < life <= MAX_LIFE:
             raise UsageError("A key is valid for up to ten years.", remedy="Use a duration such as 90d.")
         if await self._store.call("HLEN", self._root) >= MAX_KEYS:
             raise UsageError(f"There are {MAX_KEYS:,} keys.", remedy="Remove those that were revoked.")
-        now, secret = self._store.clock.now(), secrets.token_urlsafe(32)
+        now = self._store.clock.now()
+        secret = secrets.token_urlsafe(32)
         try:
             key = ApiKey(
                 id="".join(secrets.choice(ALPHABET) for _ in range(12)),
@@ -163,23 +164,24 @@ class ApiKeys:
         return key, f"dh_{key.id}_{secret}"
 
     async def all(self) -> list[Listed]:
-        """Return the keys that can be read, the oldest first."""
+        """Return the readable keys, oldest first."""
         flat, used = await self._store.call_many([("HGETALL", self._root), ("HGETALL", f"{self._root}:used")])
         times = dict(zip(used[::2], used[1::2], strict=True))
         found = []
         for key_id, text in zip(flat[::2], flat[1::2], strict=True):
-            key, at = _key_in(text), times.get(key_id, b"")
+            key = _key_in(text)
+            at = times.get(key_id, b"")
             if key is not None:
                 found.append(Listed(key, from_millis(int(at)) if at.isdigit() else None))
         return sorted(found, key=lambda listed: (listed.key.created, listed.key.id))
 
     async def any(self) -> bool:
-        """Say whether there is a key, good or not."""
+        """Return whether there is a key, valid or not."""
         count = await self._store.call("HLEN", self._root)
         return bool(count)
 
     async def revoke(self, key_id: str) -> ApiKey:
-        """Refuse a key from now on. Idempotent; it stays in the listing.
+        """Revoke a key. Idempotent; the key stays in the listing.
 
         Raises:
             UsageError: there is no such key.
@@ -191,7 +193,7 @@ class ApiKeys:
         return key
 
     async def remove(self, key_id: str) -> None:
-        """Forget a key, which is refused from now on.
+        """Delete a key, which is refused from now on.
 
         Raises:
             UsageError: there is no such key.
@@ -200,10 +202,10 @@ class ApiKeys:
         await self._store.call_many([("HDEL", self._root, key_id), ("HDEL", f"{self._root}:used", key_id)])
 
     async def check(self, token: str) -> ApiKey:
-        """Return the key that a token is of.
+        """Return the key of a token.
 
         Raises:
-            Refused: it is of none, or of one that has expired or was revoked.
+            Refused: the token belongs to no key, or to an expired or revoked one.
         """
         parts = TOKEN.fullmatch(token)
         key_id, secret = parts.groups() if parts else ("a" * 12, "")
@@ -215,17 +217,17 @@ class ApiKeys:
         return self._good(key)
 
     async def check_id(self, key_id: str) -> ApiKey:
-        """Return a key that was checked before, if it is still good; raises what `check` does."""
+        """Return a key that was checked before, if it is still valid. Raises what `check` raises."""
         text = await self._store.call("HGET", self._root, key_id)
         if (key := _key_in(text)) is None:
-            raise Refused("unauthorized", "The API key is not known any more.")
+            raise Refused("unauthorized", "The API key does not exist any more.")
         return self._good(key)
 
     async def count(self, key: ApiKey) -> None:
         """Count a request.
 
         Raises:
-            TooManyRequests: the key has made its requests of this minute.
+            TooManyRequests: the key has used up its requests of this minute.
         """
         now = self._store.clock.now()
         minute, second = divmod(now.timestamp(), 60)
@@ -256,7 +258,7 @@ class ApiKeys:
 
 
 def _key_in(text: bytes | None) -> ApiKey | None:
-    """Return a key that the store has; None: it has none, or one that cannot be read, which opens nothing."""
+    """Parse a stored key; None if there is none or it cannot be read. An unreadable key grants nothing."""
     if text is None:
         return None
     try:

@@ -1,10 +1,10 @@
-"""Keys in files of the person who runs a server on their own machine: its API key, and the token of its metrics.
+"""Keys in files of the user who runs a server on their own machine: its API key, and the token of its metrics.
 
-An agent whose workspace has the network reaches everything that listens on this machine, so nothing there answers
+An agent whose workspace has the network can reach everything that listens on this machine, so nothing there answers
 without a key.
 
-Holds: a key that was revoked is not replaced until its file is removed; a file can be read by its owner only, and is
-whole at every moment.
+Holds: a revoked key is not replaced until its file is removed; a file is readable by its owner only, and is written
+atomically.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MAX_BYTES = 4_096
 
 
 async def load_api_key(keys: ApiKeys, path: Path) -> bool:
-    """Make sure that a file has a good API key: if it has none that this store knows, make one and write it there.
+    """Ensure that a file holds a valid API key: if the store knows no key of it, create one and write it there.
 
     Returns:
-        Whether its key is good; a key that was revoked is not replaced.
+        Whether the key is valid; a revoked key is not replaced.
 
     Raises:
         UsageError: the file cannot be read or written.
@@ -45,7 +45,7 @@ async def load_api_key(keys: ApiKeys, path: Path) -> bool:
 
 
 def load_token(path: Path) -> str:
-    """Return the token in a file, and make one if there is none.
+    """Return the token in a file; create it if the file has none.
 
     Raises:
         UsageError: the file cannot be read or written.

@@ -1,7 +1,7 @@
-"""The record of what was done through the server: by whom, to what, and why.
+"""The record of operations through the server: author, target and reason.
 
-Holds: an entry is written before its operation is carried out, so nothing is done that the record does not name.
-Does not: say how an operation ended; the log of the conversation does, if it has one.
+Holds: an entry is written before its operation is performed, so every operation has one.
+Does not: record how an operation ended; the log of the conversation does, if it has one.
 Keys: `deck:{0}:operations`.
 """
 
@@ -18,7 +18,7 @@ KEPT = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One entry; `id` is its place in the record."""
+    """One entry; `id` is its position in the record."""
 
     id: str
     at: datetime
@@ -37,19 +37,19 @@ class Operations:
         self._key = store.all_shards[0].operations
 
     async def record(self, author: str, tenant: str, action: str, target: str, reason: str) -> None:
-        """Add an entry; one whose reply is lost may stand there twice."""
+        """Add an entry. If the reply is lost, the entry may be added twice."""
         fields = ("author", author, "tenant", tenant, "action", action, "target", target, "reason", reason)
         command = ("XADD", self._key, "MAXLEN", "~", KEPT, "*", *fields)
         await self._store.call(*command)
 
     async def latest(self, *, before: str = "", limit: int = 100) -> list[Operation]:
-        """Return entries, the newest first.
+        """Return entries, newest first.
 
         Args:
-            before: the id of an entry: only older ones.
+            before: the id of an entry; only older entries are returned.
         """
         if before and not before.replace("-", "").strip("0"):
-            return []  # nothing is older, and the store refuses the question
+            return []  # no entry is older, and the store refuses the query
         end = f"({before}" if before else "+"
         command = ("XREVRANGE", self._key, end, "-", "COUNT", limit)
         found = await self._store.call(*command)

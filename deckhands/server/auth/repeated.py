@@ -1,7 +1,7 @@
-"""Requests that are sent again under the same idempotency key: what each was, and its answer.
+"""Requests under idempotency keys, and their answers.
 
-Holds: the same request has the same answer for a day; another one under the same key is refused. A request whose answer
-was never kept, because a server died, is carried out again: what it calls takes the same key.
+Holds: the same request has the same answer for a day; a different one under the same key is refused. If a server died
+before it stored an answer, the request is performed again: the calls it makes are idempotent under the same key.
 Keys: `deck:{0}:keys:once:<sha256>`.
 """
 
@@ -20,7 +20,7 @@ MAX_KEPT_BYTES = 256 * 1024
 
 
 class KeyReused(DeckhandsError):
-    """Another request was sent under the same idempotency key."""
+    """A different request was sent under the same idempotency key."""
 
     code = "idempotency_key_reused"
 
@@ -32,7 +32,7 @@ class KeyReused(DeckhandsError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was answered; `body` is JSON."""
+    """A stored answer; `body` is JSON."""
 
     status: int
     body: str
@@ -46,16 +46,17 @@ class Repeated:
         self._root = store.all_shards[0].api_keys
 
     async def begin(self, name: str, request: bytes) -> Answer | None:
-        """Remember a request, and return its answer if it has one.
+        """Store a request, and return its answer if it has one.
 
         Args:
-            name: the idempotency key, with whose it is.
-            request: all that makes it this request.
+            name: the idempotency key, scoped to its tenant.
+            request: the bytes that identify the request.
 
         Raises:
-            KeyReused: another request was sent under this key.
+            KeyReused: a different request was sent under this key.
         """
-        digest, key = sha256(request).hexdigest(), self._name(name)
+        digest = sha256(request).hexdigest()
+        key = self._name(name)
         commands = [
             ("SET", key, json.dumps({"request": digest}), "NX", "EX", KEPT_SECONDS),
             ("GET", key),
@@ -67,7 +68,7 @@ class Repeated:
         return Answer(kept["status"], kept["body"]) if "status" in kept else None
 
     async def keep(self, name: str, request: bytes, answer: Answer) -> None:
-        """Remember the answer; one that is too long is found again by carrying the request out once more."""
+        """Store the answer. One that is too long is not stored; a repeat performs the request again."""
         if len(answer.body) > MAX_KEPT_BYTES:
             return
         kept = {"request": sha256(request).hexdigest(), "status": answer.status, "body": answer.body}
@@ -75,7 +76,7 @@ class Repeated:
         await self._store.call(*command)
 
     async def forget(self, name: str) -> None:
-        """Forget a request that was refused, so that another may take its key."""
+        """Delete a refused request, so that its key can be used for another."""
         key = self._name(name)
         await self._store.call("DEL", key)
 
@@ -87,7 +88,7 @@ def checked_key(key: str) -> str:
     """Return the value of an `Idempotency-Key` header.
 
     Raises:
-        UsageError: it cannot be used.
+        UsageError: the value is invalid.
     """
     if not 0 < len(key) <= MAX_KEY_CHARS or not (key.isascii() and key.isprintable()):
         raise UsageError(

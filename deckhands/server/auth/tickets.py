@@ -1,7 +1,7 @@
-"""Tickets: what a page in a browser opens a stream with, because it cannot send a header with its key.
+"""Tickets for pages in browsers, which cannot send a key in a header when they open a stream.
 
-Holds: a ticket opens one stream, for one key, within half a minute; the store has its hash. A ticket that lets a page
-in is exchanged for a token once, within two minutes; until then the store holds that token.
+Holds: a ticket opens one stream, for one key, within half a minute; the store has its hash. An entry ticket is
+exchanged for a token once, within two minutes; until then the store holds that token.
 Keys: `deck:{0}:keys:ticket:<sha256>`.
 """
 
@@ -15,7 +15,7 @@ from broker.store import Store
 TICKET_SECONDS = 30.0
 ENTRY_SECONDS = 120.0
 ENTRY = "entry:"
-"""What stands before the token in the value of a ticket that lets a page in."""
+"""The prefix of the token in the value of an entry ticket."""
 
 
 class Tickets:
@@ -26,31 +26,32 @@ class Tickets:
         self._root = store.all_shards[0].api_keys
 
     async def issue(self, key_id: str) -> str:
-        """Return a new ticket of a key."""
+        """Return a new ticket for a key."""
         ticket = secrets.token_urlsafe(32)
         command = ("SET", self._name(ticket), key_id, "PX", int(TICKET_SECONDS * 1000))
         await self._store.call(*command)
         return ticket
 
     async def take(self, ticket: str) -> str:
-        """Return whose ticket it is, and let it open nothing more; empty: it opens nothing."""
+        """Return the key id of a ticket, and invalidate the ticket; empty if it is not valid."""
         found = await self._taken(ticket)
         return "" if found.startswith(ENTRY) else found
 
     async def issue_entry(self, token: str) -> str:
-        """Return a new ticket that a page exchanges for a key's token, once and within two minutes."""
+        """Return a new entry ticket, which a page exchanges for a key's token once, within two minutes."""
         ticket = secrets.token_urlsafe(32)
         command = ("SET", self._name(ticket), f"{ENTRY}{token}", "PX", int(ENTRY_SECONDS * 1000))
         await self._store.call(*command)
         return ticket
 
     async def take_entry(self, ticket: str) -> str:
-        """Return the token behind such a ticket, which opens nothing more; empty: it opens nothing."""
+        """Return the token of an entry ticket, and invalidate the ticket; empty if it is not valid."""
         found = await self._taken(ticket)
         return found.removeprefix(ENTRY) if found.startswith(ENTRY) else ""
 
     async def _taken(self, ticket: str) -> str:
-        found = await self._store.connection.call("GETDEL", self._name(ticket))  # once: another would find nothing
+        # delete it: a second exchange must find nothing
+        found = await self._store.connection.call("GETDEL", self._name(ticket))
         return found.decode() if found is not None else ""
 
     def _name(self, ticket: str) -> str:

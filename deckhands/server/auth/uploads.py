@@ -1,8 +1,8 @@
-"""Files that were uploaded for conversations that have not begun yet: how many wait, and who may begin with one.
+"""Uploads for conversations that are not created yet: how many wait, and which conversation may use one.
 
-Holds: a file belongs to the id of the conversation that begins under the idempotency key it came with, and this id is
-made of the tenant too. A tenant has no more than 16 waiting; what is claimed or has expired counts no more.
-Does not: hold the files; `stored_files` does.
+Holds: an upload belongs to the conversation id that its idempotency key and tenant determine. A tenant has at most 16
+waiting; claimed and expired ones do not count.
+Does not: store the files; `stored_files` does.
 Keys: `deck:{0}:keys:uploads:<sha256>`, by tenant.
 """
 
@@ -21,7 +21,7 @@ MAX_WAITING = 16
 
 
 class TooManyUploads(DeckhandsError):
-    """A tenant has as many files waiting as it may."""
+    """The tenant has the maximum number of waiting uploads."""
 
     code = "too_many_uploads"
     retryable = True
@@ -29,12 +29,12 @@ class TooManyUploads(DeckhandsError):
     def __init__(self) -> None:
         super().__init__(
             f"{MAX_WAITING} uploaded files wait for their conversations.",
-            remedy="Begin those conversations, or wait: a file is kept for an hour.",
+            remedy="Create those conversations, or wait: a file is kept for an hour.",
         )
 
 
 class UnknownUpload(UsageError):
-    """A conversation is to begin with a file that is not there."""
+    """The upload that a conversation should start with does not exist."""
 
     code = "unknown_upload"
 
@@ -46,23 +46,25 @@ class UnknownUpload(UsageError):
 
 
 class Uploads:
-    """The waiting files of a store's tenants."""
+    """The waiting uploads of a store's tenants."""
 
     def __init__(self, store: Store) -> None:
-        self._store, self._files = store, StoredFiles(store)
+        self._store = store
+        self._files = StoredFiles(store)
         self._root = store.all_shards[0].api_keys
 
     async def lay_by(self, tenant: str, conversation_id: str, name: str, source: Path) -> None:
-        """Keep a file until its conversation begins, for an hour at most. Idempotent.
+        """Keep an upload until its conversation is created, for an hour at most. Idempotent.
 
         Args:
             name: the SHA-256 of its content.
 
         Raises:
-            TooManyUploads: the tenant has as many waiting as it may.
+            TooManyUploads: the tenant has the maximum number waiting.
             UsageError: the file is too large.
         """
-        key, member = self._name(tenant), f"{conversation_id}:{name}"
+        key = self._name(tenant)
+        member = f"{conversation_id}:{name}"
         now = self._store.clock.now().timestamp()
         if await self._files.refresh(conversation_id, name, ttl_seconds=KEPT_SECONDS):
             again: list[tuple[str | float, ...]] = [
@@ -85,10 +87,10 @@ class Uploads:
         await self._files.lay_by(conversation_id, name, source, ttl_seconds=KEPT_SECONDS)
 
     async def require(self, conversation_id: str, source: GitSource | UploadedSource | None) -> None:
-        """Make sure that the file that a conversation is about to begin with is there, if it is an uploaded one.
+        """Check that the uploaded source of a new conversation exists, and renew its expiry. Ignores other sources.
 
         Raises:
-            UnknownUpload: it is not.
+            UnknownUpload: it does not exist.
         """
         if isinstance(source, UploadedSource) and not await self._files.refresh(
             conversation_id, source.parcel, ttl_seconds=KEPT_SECONDS
@@ -96,7 +98,7 @@ class Uploads:
             raise UnknownUpload
 
     async def claim(self, tenant: str, conversation_id: str, source: GitSource | UploadedSource | None) -> None:
-        """Keep the file that a conversation has begun with, if it is an uploaded one. Idempotent."""
+        """Keep the uploaded source of a created conversation; do nothing for other sources. Idempotent."""
         if not isinstance(source, UploadedSource):
             return
         await self._files.claim(conversation_id, source.parcel)

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the server: what FastAPI says of the routes, and what it cannot know.
+"""The OpenAPI document of the server: FastAPI's document, completed with scopes, problems and examples.
 
 Start with: document.
 """

@@ -1,11 +1,13 @@
-"""The OpenAPI 3.1 document: scopes, problems and complete examples beside what FastAPI knows of the routes.
+"""The OpenAPI 3.1 document: FastAPI's document with scopes, problems and complete examples added.
 
-Holds: a body of JSON has an example that fits its schema, if all of its parts have one; every answer that is not a
-success has the form of errors of its path.
+Holds: a JSON body has an example that fits its schema, if all of its parts have one; no value of it is invented: each
+is an example, a default or the only choice of a schema; every answer that is not a success has the error format of its
+path.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,7 +18,6 @@ from fastapi.routing import APIRoute
 
 from deckhands.server.dependencies import Needs
 from deckhands.server.guard import PUBLIC
-from deckhands.server.openapi.examples import Examples, NoExample
 from deckhands.server.problems import MEDIA_TYPE, OPENAI_PATHS, TYPE
 
 JSON = "application/json"
@@ -94,15 +95,15 @@ RPC_PATHS = ("/mcp", "/a2a")
 
 
 def operation_id(route: APIRoute) -> str:
-    """Name an operation after its router and its function, for generated clients."""
+    """Return the id of an operation for generated clients: its router and its function."""
     return f"{route.tags[0] if route.tags else 'server'}_{route.name}".replace("-", "_")
 
 
 def document_of(app: FastAPI, needed: Mapping[str, Needs | None]) -> dict[str, Any]:
-    """Return the document of an application, made once.
+    """Return the document of an application. It is built once.
 
     Args:
-        needed: what each operation needs, by its id.
+        needed: the requirement of each operation, by operation id.
     """
     if app.openapi_schema is not None:
         return app.openapi_schema
@@ -132,14 +133,14 @@ def document_of(app: FastAPI, needed: Mapping[str, Needs | None]) -> dict[str, A
 
 
 def operations_in(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield the path, the method and the operation of each."""
+    """Yield each operation with its path and its method."""
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             yield path, method, operation
 
 
 def errors_of(path: str) -> dict[str, Any]:
-    """Return the content of an answer that is not a success."""
+    """Return the content of an error answer."""
     if path.startswith(OPENAI_PATHS):
         return {JSON: {"schema": {"$ref": "#/components/schemas/OpenAIError"}}}
     found = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
@@ -149,7 +150,7 @@ def errors_of(path: str) -> dict[str, Any]:
 
 
 def bodies_in(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name and the content of each body of JSON: of requests and of answers."""
+    """Yield the name and the content of each JSON body of requests and answers."""
     for path, method, operation in operations_in(document):
         bodies = {"request": operation.get("requestBody", {}), **operation["responses"]}
         for name, body in bodies.items():
@@ -159,7 +160,7 @@ def bodies_in(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def add_examples(document: dict[str, Any]) -> None:
-    """Give each body of JSON an example; one with a part that has none stays without, which a test finds."""
+    """Add an example to each JSON body. A body with a part that has no example gets none; a test reports it."""
     examples = Examples(document["components"]["schemas"])
     for name, content in bodies_in(document):
         if "example" not in content and "examples" not in content:
@@ -167,3 +168,59 @@ def add_examples(document: dict[str, Any]) -> None:
                 content["example"] = examples.of(content.get("schema", {}))
             except NoExample as error:
                 _log.debug("%s has no example: %s", name, error)
+
+
+PARTS = "#/components/schemas/"
+
+
+class NoExample(Exception):
+    """A part has no example; the text names the part."""
+
+
+class Examples:
+    """Builds examples for the schemas of a document.
+
+    Args:
+        schemas: the components of the document, by name.
+    """
+
+    def __init__(self, schemas: Mapping[str, Any]) -> None:
+        self._schemas = schemas
+
+    def of(self, schema: Mapping[str, Any], where: str = "body") -> Any:
+        """Return an example of a schema.
+
+        Raises:
+            NoExample: a required part has none.
+        """
+        if "$ref" in schema:
+            name = str(schema["$ref"]).removeprefix(PARTS)
+            return self.of({**self._schemas[name], **{k: v for k, v in schema.items() if k != "$ref"}}, name)
+        for found in ("example", "const", "default"):
+            if found in schema:
+                return copy.deepcopy(schema[found])
+        for several in ("examples", "enum"):
+            if schema.get(several):
+                return copy.deepcopy(schema[several][0])
+        for choices in ("anyOf", "oneOf", "allOf"):
+            if choices in schema:
+                return self.of(schema[choices][0], where)
+        if schema.get("type") == "object" and "properties" in schema:
+            return self._object(schema, where)
+        if schema.get("type") == "array" and "items" in schema:
+            return [self.of(schema["items"], f"{where}[]")]
+        if schema.get("type") == "boolean":
+            return True
+        if schema.get("type") == "null":
+            return None
+        raise NoExample(where)
+
+    def _object(self, schema: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Return the required properties, and the optional ones that have an example."""
+        needed = schema.get("required", ())
+        shown = {
+            name: part
+            for name, part in schema["properties"].items()
+            if name in needed or {"example", "examples"} & part.keys()
+        }
+        return {name: self.of(part, f"{where}.{name}") for name, part in shown.items()}

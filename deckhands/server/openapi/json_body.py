@@ -1,6 +1,6 @@
-"""Bodies of JSON whose values have the types that the OpenAPI document promises: a number is no text of one.
+"""JSON bodies whose values must have the types that the OpenAPI document promises: a string is no number.
 
-Holds: what Pydantic would convert, such as `"3"` to 3 or 1 to true, is refused where the schema of a body says another
+Holds: values that Pydantic would convert, such as `"3"` to 3 or 1 to true, are refused if the schema gives another
 type; the error names the place. A number without a fraction is an integer, as in JSON Schema.
 Does not: check anything but types; the models do.
 """
@@ -14,7 +14,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ModelWrapValidatorHandler, ValidationError, model_validator
 
 Fault = tuple[tuple[str | int, ...], str, Any]
-"""Where it is, the type that is promised there, and what is there instead."""
+"""A place in the body, the type promised for it, and the value found there."""
 CODES = {
     "integer": "int_type",
     "number": "float_type",
@@ -24,7 +24,7 @@ CODES = {
     "object": "dict_type",
     "null": "none_required",
 }
-"""What Pydantic calls a value that is not of a type of JSON."""
+"""Pydantic's error code for each JSON type."""
 
 
 class JsonBody(BaseModel):
@@ -49,10 +49,10 @@ def _schema_of(model: type[BaseModel]) -> Mapping[str, Any]:
 def _faults(
     schema: Mapping[str, Any], value: Any, whole: Mapping[str, Any], place: tuple[str | int, ...]
 ) -> Iterator[Fault]:
-    """Yield what is of another type than a schema says.
+    """Yield the values whose type differs from the schema.
 
     Args:
-        whole: has the definitions that the schema refers to.
+        whole: the root schema, with the definitions that the schema refers to.
     """
     if "$ref" in schema:
         schema = whole["$defs"][schema["$ref"].rpartition("/")[2]]
@@ -63,7 +63,8 @@ def _faults(
     if ways := schema.get("anyOf") or schema.get("oneOf"):
         found = [list(_faults(way, value, whole, place)) for way in ways]
         if all(found):
-            yield from max(found, key=_depth)
+            # The alternative whose first fault is deepest fits best.
+            yield from max(found, key=lambda faults: len(faults[0][0]))
         return
     kind = schema.get("type")
     if isinstance(kind, str) and not _is_of(kind, value):
@@ -77,11 +78,6 @@ def _faults(
     elif isinstance(value, list) and isinstance(schema.get("items"), Mapping):
         for n, part in enumerate(value):
             yield from _faults(schema["items"], part, whole, (*place, n))
-
-
-def _depth(faults: list[Fault]) -> int:
-    """Say how near a way came that does not fit: the deeper its first fault, the more of it did."""
-    return len(faults[0][0])
 
 
 def _is_of(kind: str, value: Any) -> bool:
@@ -100,4 +96,4 @@ def _is_of(kind: str, value: Any) -> bool:
             return kind == "object"
         case list():
             return kind == "array"
-    return True  # not from JSON
+    return True  # no JSON type

@@ -1,7 +1,7 @@
-"""The door for other agents: the Agent2Agent protocol (A2A 1.0), as JSON-RPC at `/a2a`.
+"""The endpoint for other agents: the Agent2Agent protocol (A2A 1.0), as JSON-RPC at `/a2a`.
 
 Holds: no state between requests, so any server of a cluster can answer; a message has one effect, however often it is
-sent; each method needs the same scope as the route that does the same.
+sent; each method needs the same scope as the equivalent route.
 Does not: list tasks; `GET /conversations` does.
 """
 
@@ -60,7 +60,7 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
 
 
 class A2ARequest(RpcRequest):
-    """A request of A2A; `params` are those of its method, see docs/serving.md."""
+    """An A2A request; `params` are those of its method, see docs/serving.md."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -75,7 +75,7 @@ class A2ARequest(RpcRequest):
     responses={200: {"content": {"application/json": {"example": CARD_EXAMPLE}}}},
 )
 async def card(request: Request) -> dict[str, Any]:
-    """Say what other agents can ask for, and how. It needs no key."""
+    """Return the agent card: the abilities of the agents and how to use them. Needs no key."""
     return {
         "name": "Deckhands",
         "description": "Agents that work on tasks by themselves, with a shell and files.",
@@ -106,7 +106,7 @@ async def card(request: Request) -> dict[str, Any]:
 
 @routes.post("/a2a", response_class=Response, responses=ANSWERS, summary="Agents for other agents (A2A, JSON-RPC)")
 async def call(gateway: GatewayOf, principal: Reader, request: A2ARequest, received: Request) -> Response:
-    """Answer a request of the Agent2Agent protocol. Each method asks for further scopes; see docs/serving.md."""
+    """Answer an A2A request. Each method needs further scopes; see docs/serving.md."""
     if request.method in UNSUPPORTED_METHODS:
         return _failed(request, UNSUPPORTED, "Not offered; GET /conversations lists conversations.")
     known = _Methods(gateway, principal, received)
@@ -126,7 +126,7 @@ async def call(gateway: GatewayOf, principal: Reader, request: A2ARequest, recei
 
 
 class _Methods:
-    """The methods of the protocol, for somebody."""
+    """The methods of the protocol, for one principal."""
 
     def __init__(self, gateway: Gateway, principal: Principal, received: Request) -> None:
         self._gateway, self._principal, self._received = gateway, principal, received
@@ -164,9 +164,11 @@ class _Methods:
         return await self._gateway.visible(self._principal, conversation_id)
 
     async def _sent(self, params: SendParams) -> tuple[str, int]:
-        """Begin or continue a task; returns its id, and the last event before."""
+        """Create or continue a task; returns its id, and the id of the last event before."""
         self._principal.require(Scope.WRITE)
-        gateway, message, after = self._gateway, params.message, 0
+        gateway = self._gateway
+        message = params.message
+        after = 0
         own = own_key(self._principal, f"a2a:{message.message_id}")
         push = params.configuration.task_push_notification_config
         if message.conversation_id:
@@ -180,7 +182,7 @@ class _Methods:
         task = params.task()
         if push is None:
             return await begin(gateway, self._principal, task, own), after
-        # Before it begins: an agent may be done before the push is kept, and nothing would be left to tell.
+        # Before the conversation starts: an agent may finish before the push is stored, and would then not be notified.
         conversation_id = id_in(None, own)
         known = await self._hooks(conversation_id)
         hook = await self._push(conversation_id, push, tenant=self._principal.tenant)
@@ -190,7 +192,7 @@ class _Methods:
             try:
                 await gateway.client.row(conversation_id)
             except UnknownConversation:
-                if hook not in known:  # another request with the same message may be about to begin
+                if hook not in known:  # a concurrent request with the same message may create it
                     await self._book.remove(hook.id)
             raise
 
@@ -221,7 +223,7 @@ class _Methods:
         return await self._task(conversation_id)
 
     async def _push(self, conversation_id: str, config: PushConfig, *, tenant: str = "") -> Webhook:
-        """Keep a push for a conversation; without a tenant, for one that is there."""
+        """Store a push configuration for a conversation; without a tenant, the conversation must exist."""
         self._principal.require(Scope.OPERATE)
         if not config.url:
             raise UsageError("url: a push notification needs an address.", remedy="Send one.")
@@ -277,11 +279,11 @@ class _Updates:
         self._request, self._conversation_id = request, conversation_id
 
     def first(self, found: Result) -> bytes:
-        """Return the task as the stream begins with it."""
+        """Return the task, the first message of the stream."""
         return self._data({"result": {"task": task_json(found)}})
 
     def of(self, item: Item) -> bytes:
-        """Return an item as server-sent events."""
+        """Convert an item to server-sent events."""
         if item.kind == "problem":
             why = f"{item.content['detail']} {item.content['remedy']}".strip()
             return self._data({"error": {"code": FAILED, "message": why, "data": [item.content]}})
@@ -305,7 +307,7 @@ class _Updates:
 
 
 def _config(hook: Webhook) -> dict[str, Any]:
-    """Return a push notification for its client, without the token."""
+    """Return a push configuration for its client, without the token."""
     return {"taskId": hook.conversation_id, "id": hook.id, "url": hook.url}
 
 

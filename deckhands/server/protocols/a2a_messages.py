@@ -1,9 +1,9 @@
-"""What A2A's clients send and receive. A task is a conversation, and so is its context.
+"""The messages of A2A. A task is a conversation, and so is its context.
 
 Source: A2A protocol 1.0, the JSON of its Protocol Buffers.
 
-Holds: parts that no agent can read are refused; rights are checked elsewhere.
-Does not: begin anything.
+Holds: parts that no agent can read are refused; access is checked elsewhere.
+Does not: create conversations.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EXAMPLE: dict[str, JsonValue] = {"messageId": "m-1", "role": "ROLE_USER", "parts
 
 
 class Wire(BaseModel):
-    """A message of the protocol; what a later version of it adds is ignored."""
+    """A message of the protocol. Fields of later protocol versions are ignored."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
@@ -44,7 +44,7 @@ class Part(Wire):
 
 
 class A2AMessage(Wire):
-    """A message to the agent. The same id means the same message, however often it is sent."""
+    """A message to the agent. Messages with the same id are the same message."""
 
     message_id: str = Field(pattern=MESSAGE_ID)
     role: Literal["ROLE_USER"]
@@ -58,10 +58,10 @@ class A2AMessage(Wire):
         return self.task_id or self.context_id
 
     def text(self) -> str:
-        """Return what it says.
+        """Return its text.
 
         Raises:
-            UsageError: nothing, or too much.
+            UsageError: it has none, or too much.
         """
         parts = [part.text or ("" if part.data is None else json.dumps(part.data)) for part in self.parts]
         text = "\n\n".join(part for part in parts if part.strip())
@@ -81,7 +81,7 @@ class PushConfig(Wire):
 
 
 class Configuration(Wire):
-    """When to answer a message: at once, or when the agent needs a person."""
+    """When to answer a message: at once, or when the task has settled."""
 
     return_immediately: bool = False
     history_length: int = Field(default=0, ge=0, le=MAX_HISTORY)
@@ -89,33 +89,37 @@ class Configuration(Wire):
 
 
 class Metadata(Wire):
-    """Which agent works on a new task, and with which model."""
+    """The agent and the model of a new task."""
 
     agent: str = Field(default="CodeActAgent", min_length=1, max_length=100)
     model: Annotated[str, Field(min_length=1, max_length=300)] | None = None
 
 
 class SendParams(Wire):
-    """Of SendMessage and SendStreamingMessage."""
+    """The parameters of SendMessage and SendStreamingMessage."""
 
     message: A2AMessage
     configuration: Configuration = Configuration()
     metadata: Metadata = Metadata()
 
     def task(self) -> TaskSpec:
-        """Return the task of a new conversation; raises UsageError."""
+        """Return the task of a new conversation.
+
+        Raises:
+            UsageError: it is invalid.
+        """
         return TaskSpec.parse({"task": self.message.text(), "agent": self.metadata.agent, "model": self.metadata.model})
 
 
 class TaskParams(Wire):
-    """Of what is asked of a task by its id."""
+    """The parameters of a method that names a task by its id."""
 
     id: str = Field(max_length=100)
     history_length: int = Field(default=0, ge=0, le=MAX_HISTORY)
 
 
 def task_json(found: Result, history: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """Return a conversation as a task."""
+    """Convert a conversation to a task."""
     task: dict[str, Any] = {**names_of(found.conversation_id, "id"), "status": status_json(found)}
     if found.is_settled and (artifact := artifact_of(found.summary)):
         task["artifacts"] = [artifact]
@@ -125,13 +129,14 @@ def task_json(found: Result, history: Sequence[Mapping[str, Any]] = ()) -> dict[
 
 
 def names_of(conversation_id: str, own: str = "taskId") -> dict[str, str]:
-    """Return how a task is named in what is about it."""
+    """Return the ids of a task, for messages about it."""
     return {own: conversation_id, "contextId": conversation_id}
 
 
 def status_json(found: Result) -> dict[str, Any]:
-    """Return where a task is, with the words of its agent, or the error that it ended in."""
-    state, summary = A2A_STATES[AgentState(found.summary["state"])], found.summary
+    """Return the status of a task, with the agent's last message, or the error that ended it."""
+    state = A2A_STATES[AgentState(found.summary["state"])]
+    summary = found.summary
     said = summary["last_error"] if state == "TASK_STATE_FAILED" else summary["message"]
     if not found.is_settled or not said:
         return {"state": state}
@@ -139,13 +144,13 @@ def status_json(found: Result) -> dict[str, Any]:
 
 
 def said_json(conversation_id: str, event_id: int, text: str, role: str = "ROLE_AGENT") -> dict[str, Any]:
-    """Return a message of the conversation."""
+    """Return an agent's text as a message of the task."""
     message = {"messageId": f"{conversation_id}-{event_id}", "role": role, "parts": [{"text": text}]}
     return message | names_of(conversation_id)
 
 
 def artifact_of(summary: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what an agent has finished with: its words, and its structured output; None: it has not."""
+    """Return the artifact of a finished task, its answer and structured output; None if it is not finished."""
     if AgentState(summary["state"]) is not AgentState.FINISHED:
         return None
     parts: list[dict[str, Any]] = [{"text": str(summary["message"])}] if summary["message"] else []
@@ -154,7 +159,7 @@ def artifact_of(summary: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def history_of(conversation_id: str, events: Sequence[Event], length: int) -> list[dict[str, Any]]:
-    """Return the last messages of a conversation, as many as are asked for."""
+    """Return the last messages of a conversation, up to the requested number."""
     found = []
     for event in events:
         if isinstance(event, MessageAction) and event.content:

@@ -1,7 +1,7 @@
 """Agents as tools of an MCP server (streamable HTTP, at `/mcp`).
 
-Holds: no state between requests, so any server of a cluster can answer; each tool needs the same scope as the route
-that does the same. If the caller disconnects, the conversation continues; `cancel` ends it.
+Holds: no state between requests, so any server of a cluster can answer; each tool needs the same scope as the
+equivalent route. If the caller disconnects, the conversation continues; `cancel` ends it.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class AgentTools:
     async def _state(
         self, context: Context[Any, Any], principal: Principal, conversation_id: str, wait_seconds: float
     ) -> TaskState:
-        """Return where a conversation is, once it has settled or the time is up; tell of progress meanwhile."""
+        """Return the state of a conversation once it has settled or the time is up; report progress meanwhile."""
         if wait_seconds:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_seconds):
@@ -145,10 +145,10 @@ class AgentTools:
         )
 
     async def _follow(self, context: Context[Any, Any], principal: Principal, conversation_id: str) -> None:
-        """Tell of what the agent does until the conversation has settled.
+        """Report the agent's progress until the conversation has settled.
 
         Raises:
-            ToolError: it cannot be followed any more: the key has been revoked, the server stops, …
+            ToolError: it cannot be followed any more: the key was revoked, the server is shutting down, …
         """
         count = 0
         stream = EventStream(self._gateway, principal, conversation_id, until_settled=True)
@@ -163,10 +163,10 @@ class AgentTools:
 
 
 def _principal(context: Context[Any, Any], *scopes: Scope) -> Principal:
-    """Return who calls a tool, if they have the scopes.
+    """Return the principal of a tool call, if its key has the scopes.
 
     Raises:
-        Refused: their key does not have them.
+        Refused: the key lacks one.
     """
     request = context.request_context.request
     assert request is not None, "a tool is called by a request"
@@ -177,7 +177,7 @@ def _principal(context: Context[Any, Any], *scopes: Scope) -> Principal:
 
 
 def _told(tool: Callable[P, Awaitable[TaskState]]) -> Callable[P, Awaitable[TaskState]]:
-    """Return a tool whose expected errors the caller reads; of all others it reads nothing."""
+    """Wrap a tool so that its expected errors are shown to the caller; unexpected ones stay hidden."""
 
     @functools.wraps(tool)
     async def call(*args: P.args, **kwargs: P.kwargs) -> TaskState:

@@ -1,8 +1,8 @@
 """Agents behind the API of OpenAI's chat completions.
 
-Holds: the text of an answer is what the agent said last; a stream has everything that the agent says, as it is written,
-each word once. What the agent does on the way is `reasoning_content`, which clients show separately or leave out. If
-the client disconnects, the conversation continues.
+Holds: the text of an answer is the agent's last message; a stream has all the agent's messages, as they are written,
+each word once. The agent's actions are `reasoning_content`, which clients show separately or leave out. If the client
+disconnects, the conversation continues.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COMPLETIONS: dict[int | str, dict[str, Any]] = {
 
 
 class AgentFailed(Problem):
-    """The conversation has ended in an error; to send the same again would begin another one."""
+    """The conversation ended in an error. Sending the request again would create another one."""
 
     def __init__(self, conversation_id: str, summary: Mapping[str, Any]) -> None:
         code = str(summary["error_code"] or "agent_failed")
@@ -55,7 +55,8 @@ class AgentFailed(Problem):
 @routes.get("/models", summary="List agents as models", responses=MODELS)
 async def listed(gateway: GatewayOf, principal: Reader) -> dict[str, Any]:
     """List each agent, with the workers' default model, and with each profile as `AGENT/PROFILE`."""
-    names, profiles = (await agents(gateway, principal)).names, (await models(gateway, principal)).profiles
+    names = (await agents(gateway, principal)).names
+    profiles = (await models(gateway, principal)).profiles
     found = [name + behind for name in names for behind in ("", *(f"/{profile}" for profile in profiles))]
     data = [{"id": name, "object": "model", "created": 0, "owned_by": "deckhands"} for name in found]
     return {"object": "list", "data": data}
@@ -78,9 +79,9 @@ async def complete(
     deltas: Annotated[bool, Query(description="false: a stream has only the answer, and has it whole")] = True,
     key: IdempotencyKey = None,
 ) -> Response:
-    """Begin a conversation with the messages, or continue `metadata.conversation_id` with the user's new ones.
+    """Create a conversation with the messages, or continue `metadata.conversation_id` with the user's new ones.
 
-    The answer comes when the conversation has settled. After the timeout it has the finish reason `length`, and the
+    The answer is sent when the conversation has settled. After the timeout it has the finish reason `length`, and the
     conversation continues. `metadata.conversation_id` of the answer names it.
     """
     is_live = bool(chat.stream) and deltas and not chat.is_formed
@@ -109,9 +110,9 @@ class Turn:
     """One request and its answer in a conversation.
 
     Args:
-        after: the last event before it.
+        after: the id of the last event before it.
         before: the tokens that the conversation had used before: of prompts and of completions.
-        steps: the steps that it had taken.
+        steps: the steps that the conversation had taken before.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Turn:
         self._created = int(SYSTEM_CLOCK.now().timestamp())
 
     def head(self, kind: str) -> dict[str, Any]:
-        """Return what every object about it has."""
+        """Return the fields common to every object about it."""
         return {
             "id": f"chatcmpl-{self.conversation_id}-{self.after}",
             "object": kind,
@@ -132,7 +133,7 @@ class Turn:
         }
 
     def usage(self, summary: Mapping[str, Any]) -> dict[str, int]:
-        """Return the tokens of all model calls since it began."""
+        """Return the tokens of all model calls of this turn."""
         prompt = max(0, summary["prompt_tokens"] - self._before[0])
         completion = max(0, summary["completion_tokens"] - self._before[1])
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
@@ -147,15 +148,15 @@ async def turn_of(
     *,
     is_live: bool = False,
 ) -> Turn:
-    """Begin or continue a conversation.
+    """Create or continue a conversation.
 
     Args:
-        is_live: what the agent says is wanted as it is written.
+        is_live: stream the agent's messages as they are written.
 
     Raises:
         KeyReused: the key belongs to another request.
-        UnknownConversation: there is none of this id, or it is another tenant's.
-        UsageError, Problem: the messages cannot be used, or the conversation takes none.
+        UnknownConversation: it does not exist, or belongs to another tenant.
+        UsageError, Problem: the messages are invalid, or the conversation takes none.
     """
     take_room(gateway, principal)
     if not chat.conversation_id:
@@ -183,7 +184,7 @@ async def turn_of(
 
 
 def events_of(gateway: Gateway, principal: Principal, turn: Turn, *, is_live: bool) -> EventStream:
-    """Return what happens in a turn until the conversation has settled; see `turn_of`."""
+    """Return the stream of a turn until the conversation has settled; see `turn_of`."""
     return EventStream(
         gateway,
         principal,
@@ -196,10 +197,10 @@ def events_of(gateway: Gateway, principal: Principal, turn: Turn, *, is_live: bo
 
 
 async def answered(gateway: Gateway, request: Request, turn: Turn, timeout_seconds: float) -> Result:
-    """Wait until the conversation has settled, but no longer than the timeout.
+    """Wait until the conversation has settled, at most until the timeout.
 
     Raises:
-        AgentFailed: it has ended in an error.
+        AgentFailed: it ended in an error.
     """
     await settles(gateway, request, turn.conversation_id, timeout_seconds=timeout_seconds)
     result = await result_of(gateway.client, turn.conversation_id)
@@ -209,15 +210,15 @@ async def answered(gateway: Gateway, request: Request, turn: Turn, timeout_secon
 
 
 def answer_in(summary: Mapping[str, Any], chat: ChatRequest) -> str:
-    """Return what the agent said last, or its structured output as JSON where a form was asked for."""
+    """Return the agent's last message, or its structured output as JSON if a schema was given."""
     return json.dumps(summary["outputs"], ensure_ascii=False) if chat.is_formed else str(summary["message"])
 
 
 class Chunks:
-    """The items of a stream, as chunks of a completion.
+    """Converts the items of a stream to chunks of a completion.
 
     Args:
-        is_live: what the agent says is handed out as it is written.
+        is_live: stream the agent's messages as they are written.
     """
 
     def __init__(self, turn: Turn, chat: ChatRequest, *, is_live: bool) -> None:
@@ -227,7 +228,7 @@ class Chunks:
         self._is_begun = False
 
     def of(self, item: Item) -> bytes:
-        """Return an item as server-sent events."""
+        """Convert an item to server-sent events."""
         if item.kind == "problem":
             return _data(as_openai(item.content))
         first = b"" if self._is_begun else self._chunk({"role": "assistant", "content": ""})

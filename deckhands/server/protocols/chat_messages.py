@@ -1,8 +1,8 @@
-"""Chat completions as OpenAI's clients send them, and what they mean here.
+"""OpenAI's chat completion requests, and their translation to tasks and messages.
 
 Holds: a field that would change the answer but is not supported is refused by name; fields that only tune a model
 (`temperature`, `max_tokens`, …) are ignored, because the workers' configuration decides.
-Does not: begin anything.
+Does not: create conversations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CONVERSATION = "conversation_id"
 
 
 class ImageAddress(BaseModel):
-    """Where a picture is: an address or a data URL."""
+    """The place of a picture: an address or a data URL."""
 
     url: ImageUrl
 
@@ -37,7 +37,7 @@ class Part(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """One message; those of tools are not taken, because agents have their own."""
+    """One message. Tool messages are not accepted, because agents have their own tools."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[Part], Field(max_length=MAX_PARTS)] | None = None
@@ -57,19 +57,19 @@ class ChatMessage(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """How a stream ends."""
+    """Options of a stream."""
 
     include_usage: bool = False
 
 
 class JsonSchema(BaseModel):
-    """The form of an answer."""
+    """The schema of an answer."""
 
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class ResponseFormat(BaseModel):
-    """What the answer is: a text, or JSON of a schema."""
+    """The format of the answer: text, or JSON of a schema."""
 
     type: Literal["text", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -81,8 +81,8 @@ class ChatRequest(JsonBody):
     Attributes:
         model: `AGENT` or `AGENT/MODEL`, where MODEL is a profile or a model of the controller workers.
         metadata: `conversation_id` continues that conversation; anything else labels a new one.
-        stream_options: with `include_usage`, a stream ends with the tokens that were used.
-        response_format: of a new conversation; the answer is then JSON of the schema.
+        stream_options: with `include_usage`, a stream ends with its token usage.
+        response_format: only for a new conversation; the answer is then JSON of the schema.
         tools, functions, n: refused, unless empty or 1.
     """
 
@@ -107,7 +107,7 @@ class ChatRequest(JsonBody):
 
     @property
     def is_formed(self) -> bool:
-        """Whether the answer is to be JSON of a schema."""
+        """Whether the answer must be JSON of a schema."""
         return self.response_format is not None and self.response_format.json_schema is not None
 
     @property
@@ -117,14 +117,14 @@ class ChatRequest(JsonBody):
 
     @property
     def model_of_agent(self) -> str | None:
-        """The model that the agent is to use; None: the workers' default."""
+        """The model that the agent should use; None: the workers' default."""
         return self.model.partition("/")[2] or None
 
     def task(self) -> NewConversation:
         """Return the task of a new conversation, with the pictures of all messages.
 
         Raises:
-            UsageError: it cannot be begun so; says why.
+            UsageError: the request cannot create a conversation; the text says why.
         """
         form = self.response_format.json_schema if self.response_format is not None else None
         return NewConversation.parse(
@@ -139,10 +139,10 @@ class ChatRequest(JsonBody):
         )
 
     def message(self) -> tuple[str, tuple[str, ...]]:
-        """Return the text and the pictures that continue a conversation: all behind the last answer.
+        """Return the text and the pictures that continue a conversation: all messages after the last answer.
 
         Raises:
-            UsageError: there is nothing to say, or too much.
+            UsageError: they are empty or too long.
         """
         last = max((n for n, each in enumerate(self.messages) if each.role == "assistant"), default=-1)
         new = [each for each in self.messages[last + 1 :] if each.role == "user"]
@@ -158,7 +158,7 @@ class ChatRequest(JsonBody):
 
 
 def transcript(messages: list[ChatMessage]) -> str:
-    """Return messages as one task: a single one as it is, several with their roles."""
+    """Return messages as one task: a single message as it is, several with their roles."""
     said = [message for message in messages if message.text]
     if len(said) == 1:
         return said[0].text

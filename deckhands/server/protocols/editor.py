@@ -1,7 +1,7 @@
 """Conversations in an editor: an agent of the Agent Client Protocol on standard input and output.
 
-Holds: the id of a session is that of its conversation, so any program can load the session again. The editor passes the
-agent's questions to the person; as long as it does not answer, nothing is refused and nothing is agreed to.
+Holds: the id of a session is that of its conversation, so any program can load the session again. The editor shows the
+agent's questions to the user; until it answers, nothing is rejected and nothing is confirmed.
 Does not: use the files and terminals of the editor; an agent works in its own workspace, the directory of the session.
 """
 
@@ -40,7 +40,7 @@ from deckhands.server.protocols.editor_updates import SessionUpdates, asked
 
 MAX_SESSIONS = 16
 INVALID_PARAMS, INTERNAL_ERROR = -32_602, -32_603
-"""Of JSON-RPC; an editor shows the message beside them."""
+"""JSON-RPC error codes; an editor shows the message."""
 ALLOW, REJECT = "allow", "reject"
 OPTIONS = [
     PermissionOption(option_id=ALLOW, name="Allow", kind="allow_once"),
@@ -51,7 +51,7 @@ REFUSED = "The user has refused this action."
 _log = logging.getLogger(__name__)
 Stop = Literal["end_turn", "max_turn_requests", "refusal", "cancelled"]
 Make = Callable[[str, str | None], AsyncConversation[Any]]
-"""Makes the conversation of a session from its directory, and its id if it exists."""
+"""Creates the conversation of a session from its directory, and its id if it exists."""
 
 
 class EditorAgent:
@@ -64,11 +64,11 @@ class EditorAgent:
         self._editor: acp.Client
 
     def on_connect(self, conn: acp.Client) -> None:
-        """Keep the connection to the editor."""
+        """Store the connection to the editor."""
         self._editor = conn
 
     async def initialize(self, protocol_version: int, **_: Any) -> InitializeResponse:
-        """Name the agent and what it can do."""
+        """Return the agent's name and capabilities."""
         able = PromptCapabilities(image=True, embedded_context=True)
         return InitializeResponse(
             protocol_version=min(protocol_version, acp.PROTOCOL_VERSION),
@@ -77,7 +77,7 @@ class EditorAgent:
         )
 
     async def new_session(self, cwd: str, mcp_servers: Sequence[Any] | None = None, **_: Any) -> NewSessionResponse:
-        """Describe a conversation in a directory; it begins with the first prompt."""
+        """Create a session for a directory. The conversation starts with the first prompt."""
         talk = self._opened(cwd, None, mcp_servers)
         self._sessions[talk.id] = talk
         return NewSessionResponse(session_id=talk.id)
@@ -85,7 +85,7 @@ class EditorAgent:
     async def load_session(
         self, cwd: str, session_id: str, mcp_servers: Sequence[Any] | None = None, **_: Any
     ) -> LoadSessionResponse:
-        """Show a conversation from before, to be continued."""
+        """Replay an earlier conversation so that it can be continued."""
         talk = self._sessions.get(session_id) or self._opened(cwd, session_id, mcp_servers)
         try:
             for event in await talk.events():
@@ -98,8 +98,10 @@ class EditorAgent:
         return LoadSessionResponse()
 
     async def prompt(self, session_id: str, prompt: Sequence[Any], **_: Any) -> PromptResponse:
-        """Send what the person wrote, and show what the agent does until it has settled."""
-        talk = self._session(session_id)
+        """Send the user's prompt, and show the agent's work until the conversation has settled."""
+        if session_id not in self._sessions:
+            raise _invalid(f"There is no session {ascii(session_id)[:100]}.")
+        talk = self._sessions[session_id]
         text, images = content_of(prompt)
         try:
             await talk.send_message(text, images=images)
@@ -114,13 +116,13 @@ class EditorAgent:
             raise _refusal(error) from error
 
     async def cancel(self, session_id: str, **_: Any) -> None:
-        """Stop what runs; the next prompt continues the conversation."""
+        """Stop the running work; the next prompt continues the conversation."""
         if (talk := self._sessions.get(session_id)) is not None:
-            with contextlib.suppress(DeckhandsError):  # it is over already
+            with contextlib.suppress(DeckhandsError):  # it is already over
                 await talk.interrupt()
 
     async def aclose(self) -> None:
-        """End what was started here for the sessions."""
+        """Stop everything that was started here for the sessions."""
         for talk in self._sessions.values():
             await talk.disconnect()
 
@@ -134,13 +136,8 @@ class EditorAgent:
         except DeckhandsError as error:
             raise _refusal(error) from error
 
-    def _session(self, session_id: str) -> AsyncConversation[Any]:
-        if session_id not in self._sessions:
-            raise _invalid(f"There is no session {ascii(session_id)[:100]}.")
-        return self._sessions[session_id]
-
     async def _shown(self, talk: AsyncConversation[Any]) -> RiskyAction | None:
-        """Show what happens until the conversation has settled; return the last action of the agent."""
+        """Show events until the conversation has settled; return the agent's last action."""
         last = None
         async with contextlib.aclosing(talk.stream()) as events:
             async for event in events:
@@ -154,7 +151,7 @@ class EditorAgent:
             await self._editor.session_update(session_id, update)
 
     async def _decided(self, talk: AsyncConversation[Any], action: RiskyAction) -> bool:
-        """Ask the person about the agent's question; False: they have cancelled instead."""
+        """Ask the user to answer the agent's question. Returns False if they cancelled the turn instead."""
         answer = await self._editor.request_permission(talk.id, asked(action), OPTIONS)
         if not isinstance(answer.outcome, AllowedOutcome):
             return False
@@ -169,7 +166,7 @@ def content_of(blocks: Sequence[Any]) -> tuple[str, list[bytes]]:
     """Return the text and the pictures of a prompt.
 
     Raises:
-        RequestError: it has something else, or no text.
+        RequestError: it has other content, or no text.
     """
     texts: list[str] = []
     images: list[bytes] = []

@@ -1,7 +1,7 @@
-"""Events of a conversation as updates of a session that an editor shows (the Agent Client Protocol).
+"""Events of a conversation as session updates for an editor (the Agent Client Protocol).
 
-Holds: a tool call has the id of its action, and its status follows the log; an edit comes with its diff.
-Does not: show pieces of replies; each text comes whole, with its event.
+Holds: a tool call has the id of its action, and its status follows the log; an edit includes its diff.
+Does not: show pieces of replies; each text is sent whole, with its event.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from broker.contract import (
 Kind = Literal["read", "edit", "execute", "other"]
 Status = Literal["pending", "in_progress", "completed", "failed"]
 Update = Any
-"""One of the many classes of `acp.schema` that a `session/update` may hold."""
+"""One of the many classes of `acp.schema` for a `session/update`."""
 MAX_OUTPUT_CHARS = 20_000
 MAX_TITLE_CHARS = 300
 KINDS: tuple[tuple[tuple[type[Event], ...], Kind], ...] = (
@@ -41,16 +41,16 @@ KINDS: tuple[tuple[tuple[type[Event], ...], Kind], ...] = (
 
 
 class SessionUpdates:
-    """What an editor shows of one conversation, event by event."""
+    """The session updates of one conversation, event by event."""
 
     def __init__(self) -> None:
         self._calls: dict[int, str] = {}
 
     def of(self, event: Event, *, is_replayed: bool = False) -> list[Update]:
-        """Return what an editor shows for the next event.
+        """Return the updates for the next event.
 
         Args:
-            is_replayed: the editor shows an earlier conversation, including what the person said.
+            is_replayed: the event is of an earlier conversation; also show the user's messages.
         """
         match event:
             case MessageAction(source=EventSource.USER):
@@ -72,7 +72,7 @@ class SessionUpdates:
         return []
 
     def _of_action(self, action: RiskyAction) -> list[Update]:
-        """Return the call of an action; a copy that was confirmed or rejected is the same call."""
+        """Return the tool call of an action. The confirmed or rejected copy of an action is the same call."""
         if action.replaces in self._calls:
             call = self._calls.pop(action.replaces)
             if action.confirmation_state is ConfirmationStatus.REJECTED:
@@ -90,7 +90,7 @@ class SessionUpdates:
 
 
 def asked(action: RiskyAction) -> ToolCallUpdate:
-    """Return the tool call in question."""
+    """Return the tool call that awaits confirmation."""
     return ToolCallUpdate(
         tool_call_id=str(action.id),
         title=title_of(action),
@@ -101,17 +101,17 @@ def asked(action: RiskyAction) -> ToolCallUpdate:
 
 
 def title_of(action: RiskyAction) -> str:
-    """Return an action in a line."""
+    """Return a one-line title of an action."""
     return " ".join(action.sentence.split())[:MAX_TITLE_CHARS]
 
 
 def kind_of(action: RiskyAction) -> Kind:
-    """Return the kind that an editor shows for an action."""
+    """Return the editor's tool kind for an action."""
     return next((kind for classes, kind in KINDS if isinstance(action, classes)), "other")
 
 
 def diff_of(action: RiskyAction) -> list[FileEditToolCallContent] | None:
-    """Return what an edit changes, as far as the action says; None: it is no edit."""
+    """Return the diff of an edit, as far as the action contains it; None if it is no edit."""
     if isinstance(action, FileWriteAction):
         return [acp.tool_diff_content(action.path, action.content)]
     if isinstance(action, FileEditAction) and action.command == "create":

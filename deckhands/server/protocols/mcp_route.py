@@ -1,4 +1,4 @@
-"""The route of the MCP server: one request, one answer; no sessions, so no `GET` and no `DELETE`."""
+"""The route of the MCP server: one answer per request; there are no sessions, so no `GET` and no `DELETE`."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
 
 
 class _Answer(Response):
-    """What the MCP server answers."""
+    """The MCP server's answer, as a response of the route."""
 
     def __init__(self, tools: AgentTools, body: bytes) -> None:
         super().__init__()
         self._tools, self._body = tools, body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let it answer."""
+        """Let the MCP server answer."""
         await self._tools.manager.handle_request(scope, again(self._body, receive), send)
 
 
 @routes.post("/mcp", response_class=Response, responses=ANSWERS, summary="Agents as tools (MCP, streamable HTTP)")
 async def call(_principal: Reader, request: Request, _message: RpcRequest) -> Response:
-    """Answer a message of the Model Context Protocol. Each tool asks for further scopes; see docs/serving.md."""
+    """Answer a message of the Model Context Protocol. Each tool needs further scopes; see docs/serving.md."""
     tools: AgentTools = request.app.state.agent_tools
     return _Answer(tools, await request.body())

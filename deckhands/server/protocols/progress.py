@@ -1,4 +1,4 @@
-"""What an agent does, in a line or two for clients of other protocols.
+"""One-line descriptions of an agent's work, for clients of other protocols.
 
 Does not: show results; the events of the log do.
 """
@@ -10,15 +10,15 @@ from typing import Any
 
 MAX_SHOWN = 500
 SAID = frozenset({"action.message", "action.finish", "action.reject", "action.system", "action.null"})
-"""What is an answer, or nothing that a reader needs."""
+"""Kinds that are answers, or of no interest to a reader."""
 SHOWN = ("command", "path", "code", "url", "query", "agent", "name", "tool")
 
 
 def described(event: Mapping[str, Any], *, has_thought: bool = True) -> str:
-    """Return what an event says about an agent's work; empty if it is of no interest.
+    """Return a description of an event; empty if it is of no interest.
 
     Args:
-        has_thought: with what the agent has said to it.
+        has_thought: include the agent's accompanying message.
     """
     kind = str(event.get("kind", ""))
     if not kind.startswith("action.") or kind in SAID or event.get("source") != "agent":
@@ -28,7 +28,7 @@ def described(event: Mapping[str, Any], *, has_thought: bool = True) -> str:
 
 
 def title_of(event: Mapping[str, Any]) -> str:
-    """Return an action in a line."""
+    """Return a one-line title of an action."""
     what = next((str(event[name]) for name in SHOWN if event.get(name)), "")
     line = " ".join(what.split())
     return f"{str(event.get('kind', '')).removeprefix('action.')}: {line[:MAX_SHOWN]}".removesuffix(": ")

@@ -1,6 +1,6 @@
-"""What a request for a response of OpenAI's API is, and the chat completion that asks for the same.
+"""Requests of OpenAI's Responses API, and the equivalent chat completions.
 
-Does not: take calls or results of tools; agents have their own.
+Does not: accept calls or results of tools; agents have their own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class InputPart(BaseModel):
 
 
 class InputItem(BaseModel):
-    """One message; calls of tools are not taken, because agents have their own."""
+    """One message. Tool calls are not accepted, because agents have their own tools."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -36,14 +36,14 @@ class InputItem(BaseModel):
 
 
 class TextFormat(BaseModel):
-    """What the answer is: a text, or JSON of a schema."""
+    """The format of the answer: text, or JSON of a schema."""
 
     type: Literal["text", "json_schema"] = "text"
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
 class TextOptions(BaseModel):
-    """Of the text of the answer."""
+    """Options of the answer's text."""
 
     format: TextFormat | None = None
 
@@ -53,7 +53,7 @@ class ResponseRequest(JsonBody):
 
     Attributes:
         model: `AGENT` or `AGENT/MODEL`, see chat completions.
-        previous_response_id: the answer that this continues.
+        previous_response_id: the response to continue.
         tools: refused, unless empty: agents have their own.
     """
 
@@ -73,10 +73,10 @@ class ResponseRequest(JsonBody):
     background: Annotated[Literal[False], Field(description="follow the conversation instead")] | None = None
 
     def as_chat(self) -> ChatRequest:
-        """Return the chat completion that asks for the same.
+        """Return the equivalent chat completion.
 
         Raises:
-            UsageError: it cannot be asked for so; says why.
+            UsageError: there is none; the text says why.
         """
         given = (
             [{"role": "user", "content": self.input}]

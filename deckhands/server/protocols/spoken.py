@@ -1,7 +1,7 @@
-"""What an agent says, as it is written: each word once and in order, from pieces that may be lost and the replies.
+"""The agent's text as it is written: each word once and in order, from pieces that may be lost and recorded replies.
 
-Holds: what has been handed out is never handed out again, and nothing is left out. After a piece that was lost, the
-rest of its reply comes from the log. Only a call that failed after it had shown something else leaves that behind.
+Holds: no text is emitted twice, and none is left out. After a lost piece, the rest of its reply is taken from the log.
+Only if a call failed and was repeated with another text is the failed text emitted too.
 Does not: read or write anything.
 """
 
@@ -13,29 +13,29 @@ from collections.abc import Mapping
 from typing import Any
 
 FINISH = re.compile(r'finish \s*\{\s*"message"\s*:\s*"')
-"""How a call that ends the work begins, as pieces show it, up to its message."""
+"""The start of a finish call in pieces, up to its message."""
 AHEAD = 512
-"""Pieces that are kept until the reply before theirs has been read; more wait for the log."""
+"""How many pieces are kept until the previous reply was read; the text of further ones comes from the log."""
 STRING = re.compile(r'(?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|[^u]))*')
 LONE_SURROGATE = re.compile("[\ud800-\udfff]$")
 GAP = "\n\n"
-"""Between one reply and the next."""
+"""The separator of replies."""
 
 
 class Spoken:
-    """The words of one answer.
+    """The text of one answer.
 
     Args:
         step: the first step of the answer, from 1.
 
     Attributes:
-        _call: the call that writes the reply of this step.
-        _runs: what it has shown by kind (text, tool calls, thinking), as far as nothing is missing.
-        _is_whole: nothing is missing.
-        _said: what has been handed out of this reply.
-        _has_said: something of an earlier one has been.
-        _last: what the last recorded reply says, and its parts.
-        _ahead: pieces of the next step, which came before the reply of this one.
+        _call: the model call that writes the reply of this step.
+        _runs: its pieces so far by kind (text, tool calls, thinking), up to the first missing piece.
+        _is_whole: no piece is missing.
+        _said: the text of this reply that was emitted.
+        _has_said: text of an earlier reply was emitted.
+        _last: the texts of the last recorded reply, whole and in parts.
+        _ahead: pieces of the next step that arrived before the reply of this one.
     """
 
     def __init__(self, step: int = 1) -> None:
@@ -46,14 +46,16 @@ class Spoken:
         self._begin(step)
 
     def piece(self, piece: Mapping[str, Any]) -> str:
-        """Take in a piece of a reply, and return what can be handed out now."""
+        """Add a piece of a reply, and return the text to emit now."""
         call, kind, text, at = piece["call"], piece["kind"], piece["text"], piece["at"]
         if not call.startswith(f"{self._step}."):
             if call.startswith(f"{self._step + 1}.") and len(self._ahead) < AHEAD:
                 self._ahead.append(piece)
             return ""
         if call != self._call or at == 0:
-            self._call, self._runs, self._is_whole = call, {}, True  # another call, or the same one made again
+            self._call = call  # another call, or a retry of the same one
+            self._runs = {}
+            self._is_whole = True
         self._is_whole = self._is_whole and at == sum(map(len, self._runs.values()))
         if not self._is_whole:
             return ""
@@ -62,7 +64,7 @@ class Spoken:
         return self._handed_out(found[len(self._said) :]) if found.startswith(self._said) else ""
 
     def reply(self, event: Mapping[str, Any]) -> str:
-        """Take in a recorded reply, and return what of it has not been handed out."""
+        """Add a recorded reply, and return its text that was not emitted yet."""
         if event.get("service", "agent") != "agent":
             return ""
         parts = (str(event.get("content") or ""), _finish_of(event))
@@ -75,16 +77,20 @@ class Spoken:
         return found + "".join(map(self.piece, ahead))
 
     def end(self, answer: str) -> str:
-        """Return what is missing of the answer, which may be no reply of a model."""
+        """Return the missing rest of the answer, which may differ from every model reply."""
         return "" if _bare(answer) in self._last else self._handed_out(answer)
 
     def _begin(self, step: int) -> None:
         self._has_said = self._has_said or bool(self._said)
-        self._step, self._call, self._is_whole, self._said = step, "", True, ""
-        self._runs, self._ahead = {}, []
+        self._step = step
+        self._call = ""
+        self._is_whole = True
+        self._said = ""
+        self._runs = {}
+        self._ahead = []
 
     def _handed_out(self, text: str) -> str:
-        """Note that a text is handed out; replies are apart from each other."""
+        """Record a text as emitted, and return it; replies are separated by a gap."""
         text = text if self._said else text.lstrip()
         first = GAP if text and self._has_said and not self._said else ""
         self._said += text
@@ -96,7 +102,7 @@ def _joined(*parts: str) -> str:
 
 
 def _message_in(call: str) -> str:
-    """Return the message of a finish as far as it has been written; empty: it is none, or has no message yet."""
+    """Return the message of a finish call as far as it is written; empty for other calls or if it has none yet."""
     begun = FINISH.match(call)
     if begun is None:
         return ""
@@ -109,7 +115,7 @@ def _message_in(call: str) -> str:
 
 
 def _finish_of(event: Mapping[str, Any]) -> str:
-    """Return the message of the finish that a reply asks for; empty: none."""
+    """Return the message of the finish call in a reply; empty if it has none."""
     for call in event.get("tool_calls") or ():
         if call.get("name") == "finish":
             try:
@@ -122,7 +128,7 @@ def _finish_of(event: Mapping[str, Any]) -> str:
 
 
 def _rest_behind(said: str, whole: str) -> str | None:
-    """Return what of a text is not said yet; None: what is said is not its beginning, whatever space is in it."""
+    """Return the text after the emitted part; None if it does not start with that part. Ignores whitespace."""
     if whole.startswith(said):
         return whole[len(said) :]
     place = 0

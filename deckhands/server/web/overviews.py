@@ -1,10 +1,10 @@
-"""What a server keeps of evaluations that are looked at: their figures, and which attempts there are.
+"""Cached overviews of evaluations for the web page: their figures, and a list of their attempts.
 
-An evaluation may have 20,000 attempts with 4,000 characters of evidence each, and every open page asks every few
-seconds. So its rows are read once for all who ask, and again only when a driver has written since.
+An evaluation may have 20,000 attempts with 4,000 characters of evidence each, and every open page polls every few
+seconds. So its rows are read once for all readers, and again only after a driver has written.
 Holds: at most a tenth of the time goes into reading the rows of one evaluation while it runs, so its figures may be ten
-times as old as reading them takes. Those of one that is over are always the last ones. No evidence is kept.
-Does not: know who may see what.
+times as old as reading them takes. Those of a finished one are always final. Evidence is not cached.
+Does not: check access.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OVER = "over"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An attempt, as far as people choose attempts by it."""
+    """The fields of an attempt by which a user selects attempts."""
 
     key: tuple[str, str, int]
     outcome: str
@@ -43,21 +43,21 @@ class Entry:
 
     @property
     def model(self) -> str:
-        """With which it was made."""
+        """The model of the attempt."""
         return self.key[0]
 
     @property
     def instance(self) -> str:
-        """Of which it is."""
+        """The instance of the attempt."""
         return self.key[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What the rows of an evaluation come to.
+    """The aggregated rows of an evaluation.
 
     Attributes:
-        models: the figures of each, as `summary_of` has them.
+        models: the figures of each, as `summary_of` returns them.
         entries: in the order of the rows.
     """
 
@@ -77,14 +77,14 @@ class _Kept:
 
 
 class Overviews:
-    """The overviews of the evaluations that were looked at last."""
+    """The overviews of the evaluations that were viewed last."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
     async def of(self, catalog: Catalog, listed: Listed) -> Overview:
-        """Return the overview of an evaluation; those who ask at the same time wait for one reading.
+        """Return the overview of an evaluation. Concurrent callers share one read.
 
         Raises:
             StoreError: the store cannot be used.
@@ -99,7 +99,8 @@ class Overviews:
             begun = self._clock.monotonic()
             rows = await catalog.rows(listed.name)
             kept.overview = await asyncio.to_thread(_overview, rows)
-            kept.at, kept.read_at = listed.at, self._clock.monotonic()
+            kept.at = listed.at
+            kept.read_at = self._clock.monotonic()
             kept.took = kept.read_at - begun
             return kept.overview
 

@@ -1,6 +1,9 @@
-"""The files of the web page. They are public and contain no data; the page reads data with its reader's key.
+"""The web page: its files, and the login with a one-time link.
 
-Holds: only files of this room, read once; scripts come only from this server, and no text becomes markup.
+The files are public and contain no data; the page reads data with its reader's key.
+
+Holds: only files of this folder, read once; scripts are loaded only from this server, and no text is inserted as
+markup.
 """
 
 from __future__ import annotations
@@ -10,6 +13,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from deckhands.server.auth.api_keys import Refused
+from deckhands.server.dependencies import GatewayOf
 
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 POLICY = (
@@ -39,16 +48,16 @@ def files() -> Mapping[str, tuple[bytes, bytes]]:
 
 @dataclass(frozen=True)
 class Pages:
-    """An ASGI application that answers with these files."""
+    """An ASGI application that serves these files."""
 
     files: Mapping[str, tuple[bytes, bytes]] = field(default_factory=files)
 
     def has(self, scope: Scope) -> bool:
-        """Say whether a request asks for one of them."""
+        """Return whether a request is for one of them."""
         return scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and scope["path"] in self.files
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (ASGI's signature)
-        """Answer with the file."""
+        """Send the file."""
         content, kind = self.files[scope["path"]]
         headers = [
             (b"content-type", kind),
@@ -57,3 +66,29 @@ class Pages:
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else content})
+
+
+routes = APIRouter(tags=["web"])
+
+
+class NewEntry(BaseModel):
+    """The ticket of a one-time link."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    ticket: str = Field(pattern=r"^[\w-]{20,100}$", examples=["Yl3o0hQ2Xk5b9sVtq1cWmA7uZr8e4dGf6jTnPiLxOyE"])
+
+
+class Entry(BaseModel):
+    """The key of a one-time link."""
+
+    token: str = Field(examples=["dh_…"])
+
+
+@routes.post("/entries", status_code=201, summary="Enter by a one-time link")
+async def enter(gateway: GatewayOf, new: NewEntry) -> Entry:
+    """Exchange the ticket of `deckhands open --link` for its key, once. Needs no key."""
+    token = await gateway.tickets.take_entry(new.ticket)
+    if not token:
+        raise Refused("unauthorized", "The link is no longer valid.", remedy="Make a new one: deckhands open --link.")
+    return Entry(token=token)

@@ -1,4 +1,4 @@
-// The server's API, with the reader's key; and streams of events that resume behind their last event.
+// The server's API, with the reader's key; and event streams that resume after their last event.
 
 const KEY = "deckhands.key";
 
@@ -49,8 +49,8 @@ export const text = async (path) => (await got(path)).text();
 export const place = (id) => `/conversations/${encodeURIComponent(id)}`;
 
 /**
- * Follow a conversation until `signal` is aborted: each event once and in order, whatever server or connection dies.
- * `on` has event, delta, state ("live", "away", "over") and problem.
+ * Follow a conversation until `signal` is aborted: each event once and in order, across restarts of servers and connections.
+ * `on` has the callbacks event, delta, state ("live", "away", "over") and problem.
  */
 export async function follow(id, on, signal) {
   let seen = 0, pause = 500;

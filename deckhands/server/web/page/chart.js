@@ -1,4 +1,4 @@
-// Small pictures of numbers, drawn as SVG: a line over time, bars, a share. Each says in words what it shows.
+// Small SVG charts: a line over time, bars, a share. Each has a text alternative.
 
 import { clean } from "./dom.js";
 
@@ -42,7 +42,7 @@ export function line(words, points, { gapMs = 20_000 } = {}) {
   return made;
 }
 
-/** Draw how often a value lies where: `counts` in bins from 0 to `most`; `show` writes a value. */
+/** Draw a histogram: `counts` in bins from 0 to `most`; `show` formats a value. */
 export function histogram(words, counts, most, tallest, show) {
   const width = 100 / counts.length;
   return picture(words, { class: "histogram", viewBox: "0 0 100 100" }, ...counts.map((count, number) => {
@@ -52,7 +52,7 @@ export function histogram(words, counts, most, tallest, show) {
   }));
 }
 
-/** Draw parts of a whole beside each other: `parts` are [class, number, name]. */
+/** Draw the parts of a whole as a stacked bar: `parts` are [class, number, name]. */
 export function stacked(words, parts) {
   const sum = parts.reduce((total, [, value]) => total + value, 0) || 1;
   let from = 0;
@@ -63,7 +63,7 @@ export function stacked(words, parts) {
   }));
 }
 
-/** Draw a share, and between which shares it lies if that is known. */
+/** Draw a share, with its interval if known. */
 export function share(words, value, interval) {
   const made = picture(words, { class: "share", viewBox: "0 0 100 10" }, shape("rect", { class: "back", x: 0, y: 4, width: 100, height: 2 }));
   if (interval) made.append(shape("rect", { class: "interval", x: 100 * interval[0], y: 2.5, width: Math.max(1, 100 * (interval[1] - interval[0])), height: 5 }));
@@ -71,7 +71,7 @@ export function share(words, value, interval) {
   return made;
 }
 
-/** Draw how much of a limit is used. */
+/** Draw the used part of a limit. */
 export function meter(words, used) {
   const part = Math.max(0, Math.min(1, used));
   return picture(words, { class: part > 0.9 ? "meter full" : "meter", viewBox: "0 0 100 10" },

@@ -1,5 +1,5 @@
-// The cluster: whether it gets on, how fast and for how much, its workers and queues, and what binds it.
-// Plots begin when this page is opened for the first time in a tab, and continue while the tab shows something else.
+// The cluster: its progress, speed and cost, its workers and queues, and the limits that bind.
+// Plots start when this page is first opened in a tab, and continue while the tab shows another page.
 
 import { ask, text } from "./api.js";
 import { line, meter } from "./chart.js";
@@ -11,7 +11,7 @@ const COUNTERS = ["deckhands_steps_total", "deckhands_cost_usd_total", "deckhand
 const history = [];
 let sampler = 0, counted = [], latest = null;
 
-/** Read Prometheus' text format: name → [[labels, value]]. */
+/** Parse Prometheus' text format: name → [[labels, value]]. */
 function metrics(content) {
   const found = new Map();
   for (const row of content.split("\n")) {
@@ -26,14 +26,14 @@ function metrics(content) {
 const sum = (found, name, wanted = () => true) => (found.get(name) || []).reduce((total, [labels, value]) => wanted(labels) ? total + value : total, 0);
 const label = (labels, name) => new RegExp(`(?:^|,)${name}="((?:[^"\\\\]|\\\\.)*)"`).exec(labels)?.[1] ?? "";
 
-/** Take a sample: gauges as they are, counters by how much they have grown by the second in the last half minute. */
+/** Take a sample: gauges as they are, counters as their rate per second over the last half minute. */
 async function sample() {
   if (document.hidden) return;
   const found = metrics(await text("/metrics")), now = Date.now();
   const values = new Map(COUNTERS.flatMap((name) => (found.get(name) || []).map(([labels, value]) => [`${name} ${labels}`, value])));
   counted = [...counted.filter(([at]) => now - at <= WINDOW_MS), [now, values]];
   const [then, before] = counted[0];
-  // A worker that has begun or ended meanwhile counts from its next sample on.
+  // A worker that started or ended meanwhile counts from its next sample on.
   const grown = (name) => [...values].reduce((total, [series, value]) => series.startsWith(`${name} `) && before.has(series) ? total + Math.max(0, value - before.get(series)) : total, 0);
   const rate = (name) => now > then ? (1000 * grown(name)) / (now - then) : 0;
   latest = found;
@@ -91,7 +91,7 @@ export function cluster({ main, signal, refused }) {
       replace(parts,
         card("Budgets", found[4], budgets, ["Account", "Used", "#Spent", "#Limit", "#Waiting", "What binds"], (one) => [one.account, used(one), usd(one.spent_usd), one.limit_usd === null ? "none" : usd(one.limit_usd), one.waiting, binding(one)],
           "deckhands budget set ACCOUNT USD", "sets one."),
-        card("Quotas of models", found[3], quotas, ["Models", "Key", "Used", "#Under way", "#Waiting", "What binds"], quotaRow, "DECKHANDS_QUOTAS", "names them."),
+        card("Quotas of models", found[3], quotas, ["Models", "Key", "Used", "#In flight", "#Waiting", "What binds"], quotaRow, "DECKHANDS_QUOTAS", "names them."),
         card("Queues", found[2], latest ? ages() : queues?.queues?.map((one) => [`${one.name} (${one.shard})`, one.waiting, one.in_line, one.pending, ""]), ["Queue", "#Waiting", "#In line", "#Taken up", "#Oldest"], (one) => one),
         card("Workers", found[1], workers, ["Worker", "Role", "Node", "Heartbeat"], (one) => [el("span", { class: "mono" }, one.worker_id), one.role, one.facts.node || "",
           one.left_seconds > 0 ? el("span", { class: "good" }, "alive") : el("span", { class: "bad" }, `silent for ${duration(-one.left_seconds)}`)], "deckhands up", "starts some."));

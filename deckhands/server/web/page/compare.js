@@ -1,4 +1,4 @@
-// Two conversations side by side, such as two forks of one: what they share, and what each does from there.
+// Two conversations side by side, such as two forks of one: their common events, and those of each after that.
 
 import { ask, download, place } from "./api.js";
 import { block, duration, el, grid, named, replace, usd } from "./dom.js";
@@ -6,7 +6,7 @@ import { card, diff } from "./events.js";
 
 const PAGE = 50, MOST = 2_000, DRAWN = 500;
 
-/** Read a conversation's events, whole, up to a number. */
+/** Read a conversation's events in full, up to a limit. */
 async function events(id, signal) {
   const found = [];
   for (let after = 0; after !== null && found.length < MOST;) {
@@ -17,13 +17,13 @@ async function events(id, signal) {
   return found;
 }
 
-/** Return an event as far as two copies of it are the same. */
+/** Return the fields of an event that are equal in copies of it. */
 function essence(event) {
   const { timestamp, conversation_id, title, forked_from, labels, traceparent, ...rest } = event;
   return JSON.stringify(event.kind === "conversation.created" ? { kind: rest.kind } : rest);
 }
 
-/** Return the card of an event without a name in the page, where two would have the same. */
+/** Return the card of an event without its element id, which would not be unique here. */
 function unnamed(event, id) {
   const made = card(event, id);
   made.removeAttribute("id");

@@ -1,10 +1,10 @@
-// A message to the agent, with pictures that are chosen, dropped or pasted. They are made small enough for a request.
+// A message to the agent, with pictures that are chosen, dropped or pasted. They are shrunk to fit into a request.
 
 import { el, note, replace } from "./dom.js";
 
 const MOST_IMAGES = 8, MOST_CHARS = 700_000, SIDES = [1568, 1024, 640, 400];
 
-/** Return a picture as a data URL of at most so many characters: PNG if it fits, else JPEG and smaller. */
+/** Return a picture as a data URL of limited length: PNG if it fits, else JPEG in a smaller size. */
 async function shrunk(file, most) {
   const bitmap = await createImageBitmap(file);
   try {
@@ -20,7 +20,7 @@ async function shrunk(file, most) {
   throw new Error(`${file.name} is too large.`);
 }
 
-/** Return a form; `send` gets the text and the pictures, and says whether they were taken. */
+/** Return a form; `send` gets the text and the pictures, and returns whether they were accepted. */
 export function composer(send) {
   let images = [], isBusy = false;
   const text = el("textarea", { id: "message", rows: 2, required: true, placeholder: "The agent continues, whatever its state" });

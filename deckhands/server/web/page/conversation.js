@@ -1,4 +1,4 @@
-// One conversation: its timeline as it grows, what it waits for, and what a person may do.
+// One conversation: its live timeline, why it waits, and the actions of the user.
 
 import { ask, download, follow, place } from "./api.js";
 import { composer } from "./composer.js";
@@ -101,7 +101,7 @@ export function conversation({ main, signal, refused }, id, eventId) {
     below.hidden = !delegates.size;
   }
 
-  /** Show the question that a person has to answer, once for each action. */
+  /** Show the question that the user must answer, once per action. */
   function ask_() {
     const asked = seen.asked;
     if (question.dataset.asked === String(asked ?? "")) return;
@@ -133,7 +133,7 @@ export function conversation({ main, signal, refused }, id, eventId) {
     const other = await askFor("Compare with another conversation", "Its id", { value: (seen.origin || "").split("@")[0], action: "Compare" });
     if (other?.trim()) location.hash = `#/compare/${other.trim()}/${id}`;
   }
-  /** Save the events, the patch and the files as one ZIP; what there is none of is left out. */
+  /** Save the events, the patch and the files as one ZIP; missing parts are left out. */
   async function archive(button) {
     button.disabled = true;
     const files = [[`${id}/events.jsonl`, new Blob(events.map((event) => `${JSON.stringify(event)}\n`))]];
@@ -145,21 +145,21 @@ export function conversation({ main, signal, refused }, id, eventId) {
         const content = await download(`${place(id)}/files/${encodeURIComponent(one.name)}`);
         files.push([`${id}/workspace/${one.name}${one.kind === "directory" ? ".tar" : ""}`, content]);
       }
-    } catch { note("The workspace cannot be read now; the archive is without what is missing of it."); }
+    } catch { note("The workspace cannot be read now; the archive lacks its missing files."); }
     try { save(await zipped(files), `${id}.zip`); } catch (error) { refused(error); }
     button.disabled = false;
   }
 
-  /** Ask soon why it is where it is; several reasons to ask are one question. */
+  /** Ask soon why the conversation waits; repeated calls are combined into one request. */
   function explain() {
     clearTimeout(whySoon);
     whySoon = setTimeout(async () => {
-      try { await why(id, reasons, signal); } catch { /* the stream says what is wrong */ }
+      try { await why(id, reasons, signal); } catch { /* the stream reports the error */ }
       if (!signal.aborted && !AT_REST.has(seen.state)) whySoon = setTimeout(explain, WHY_MS);
     }, 300);
   }
 
-  /** j and k lead to the next event and the one before. */
+  /** j and k move to the next and the previous event. */
   function keyed(event) {
     const step = { j: 1, k: -1 }[event.key];
     if (!step || event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, textarea, select, dialog")) return;

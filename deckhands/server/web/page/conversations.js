@@ -66,7 +66,7 @@ export function conversations({ main, signal, refused }) {
         el("td", { class: "number" }, usd(row.numbers.cost_usd || 0)),
         el("td", { class: "nowrap" }, ago(row.updated)));
     }));
-    if (!shown().length) replace(body, el("tr", {}, el("td", { colspan: 6, class: "empty" }, "No conversation. ", el("code", {}, "deckhands submit -t TASK"), " begins one.")));
+    if (!shown().length) replace(body, el("tr", {}, el("td", { colspan: 6, class: "empty" }, "No conversation. ", el("code", {}, "deckhands submit -t TASK"), " starts one.")));
     buttons();
   }
 

@@ -1,4 +1,4 @@
-// The delegates of a conversation as a tree, with theirs below them.
+// The delegates of a conversation as a tree, with their own delegates below them.
 
 import { ask, place } from "./api.js";
 import { el, replace } from "./dom.js";
@@ -6,14 +6,14 @@ import { el, replace } from "./dom.js";
 const DEEPEST = 6, ID_CHARS = 24, LOOK_MS = 5_000, MOST_LOOKS = 20, TASK_CHARS = 120;
 const KINDS = "kind=action.delegate&kind=conversation.delegate_ended&limit=200";
 
-/** Return the id of the conversation that an action's delegate is; empty where the browser cannot hash. */
+/** Return the conversation id of an action's delegate; empty if the browser cannot hash. */
 async function idOf(parent, action) {
-  if (!crypto.subtle) return ""; // a page that came neither by TLS nor from this machine
+  if (!crypto.subtle) return ""; // not a secure context: the page was loaded neither over TLS nor from this machine
   const hash = new Uint8Array(await crypto.subtle.digest("SHA-256", new TextEncoder().encode(`${parent}:${action}`)));
   return `d${[...hash].map((byte) => byte.toString(16).padStart(2, "0")).join("").slice(0, ID_CHARS)}`;
 }
 
-/** Make a list that `take` adds the delegates of one conversation to, from its events; `look` asks for theirs. */
+/** Make a list: `take` adds the delegates in a conversation's events; `look` reads their own delegates. */
 export function tree(id, signal, level = 1) {
   const node = el("ul", {}), branches = new Map();
   let soon = 0, isLooking = false;
@@ -52,7 +52,7 @@ export function tree(id, signal, level = 1) {
     if (level === 1) { clearTimeout(soon); soon = setTimeout(lookOnce, 300); }
   }
 
-  /** Read what the delegates have begun, with so many requests at most; those that have ended are read once. */
+  /** Read the delegates' own delegates, with a limited number of requests; ended ones are read once. */
   async function look(room) {
     if (level >= DEEPEST) return;
     await Promise.all([...branches.values()].map((one) => one.isKnown));
@@ -65,7 +65,7 @@ export function tree(id, signal, level = 1) {
         for (const event of (await ask(`${place(branch.id)}/events?${KINDS}`, { signal })).events) branch.below.take(event);
         await branch.below.look(room);
         branch.isRead = isLast;
-      } catch { branch.isRead = isLast; /* it has not begun, was deleted, or is for others to read */ }
+      } catch { branch.isRead = isLast; /* it has not started, was deleted, or may not be read with this key */ }
     }
   }
 

@@ -1,11 +1,11 @@
-// Elements made from text. Nothing that was read is ever parsed as markup: texts become text nodes.
+// Elements made from text. Text that was read is never parsed as markup: it becomes text nodes.
 
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]/g;
-/** Attributes that people read or hear. */
+/** Attributes that users read or hear. */
 const READ = new Set(["aria-label", "title", "alt", "placeholder"]);
 export const MOST_CHARS = 20_000;
 
-/** Spell out what a reader would not see or what would reorder a line: control, bidirectional and invisible characters. */
+/** Escape characters that are invisible or would reorder a line: control, bidirectional and invisible characters. */
 export function clean(text) {
   return String(text ?? "").replace(/\r\n/g, "\n").replace(HIDDEN, (found) => {
     const code = found.charCodeAt(0);
@@ -18,7 +18,7 @@ export function named(text) {
   document.title = `${clean(text).slice(0, 200)} · Deckhands`;
 }
 
-/** Make an element. Attributes that begin with `on` are listeners; children are nodes or texts. */
+/** Make an element. Attributes that start with `on` are listeners; children are nodes or texts. */
 export function el(name, attributes = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
@@ -34,7 +34,7 @@ export function el(name, attributes = {}, ...children) {
   return made;
 }
 
-/** Return a text as a block that keeps its lines; of a very long one the beginning, and a button for the rest. */
+/** Return a text as a block that keeps its lines; a very long one is cut, with a button for the rest. */
 export function block(text, attributes = {}) {
   const whole = String(text ?? "");
   const made = el("pre", { tabindex: whole.split("\n", 30).length >= 20 || whole.length > 2000 ? 0 : undefined, ...attributes });
@@ -78,7 +78,7 @@ export function note(text, kind = "") {
   setTimeout(() => made.remove(), kind === "bad" ? 12_000 : 5_000);
 }
 
-/** Return a table. A column whose name begins with # has numbers; a cell is a text, a node or several of them. */
+/** Return a table. A column whose name starts with # has numbers; a cell is a text, a node or several of them. */
 export function grid(head, rows) {
   const kinds = head.map((name) => name.startsWith("#") ? "number" : undefined);
   return el("table", {}, el("thead", {}, el("tr", {}, head.map((name, at) => el("th", { scope: "col", class: kinds[at] }, name.replace(/^#/, ""))))),
@@ -99,7 +99,7 @@ export function save(blob, name) {
   setTimeout(() => URL.revokeObjectURL(url), 60_000);
 }
 
-/** Ask for some texts: `fields` are {name, label, value, required, isLong}. Their values by name; null: cancelled. */
+/** Ask for some texts: `fields` are {name, label, value, required, isLong}. Returns their values by name; null if the user cancels. */
 export function askForAll(title, fields, { action = "OK", says = "" } = {}) {
   return new Promise((resolve) => {
     const inputs = fields.map((one) => el(one.isLong ? "textarea" : "input", { id: `asked-${one.name}`, required: one.required, maxlength: one.isLong ? 200_000 : 500, autocomplete: "off",
@@ -122,7 +122,7 @@ export function askForAll(title, fields, { action = "OK", says = "" } = {}) {
   });
 }
 
-/** Ask for a line of text; null if nothing is to be done. */
+/** Ask for a line of text; null if the user cancels. */
 export async function askFor(title, label, { value = "", required = true, action = "OK" } = {}) {
   const found = await askForAll(title, [{ name: "text", label, value, required }], { action });
   return found && found.text;

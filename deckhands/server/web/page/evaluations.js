@@ -1,4 +1,4 @@
-// Evaluations: which there are, and of one its figures, how attempts ended, and the attempts themselves.
+// Evaluations: the list, and for one of them its figures, the outcomes of attempts, and the attempts.
 
 import { ask } from "./api.js";
 import { histogram, share, stacked } from "./chart.js";
@@ -9,7 +9,7 @@ const OUTCOMES = ["resolved", "unresolved", "limit", "refused", "infra-abandoned
 const percent = (value) => `${(100 * value).toFixed(1)} %`;
 const address = (name) => `/evaluations/${encodeURIComponent(name)}`;
 
-/** Load at once and again and again, until the page is left; `load` says whether it is worth it to look again. */
+/** Load now and then periodically until the page is left; `load` returns whether to continue. */
 function repeated(load, signal, refused) {
   let timer = 0;
   async function look() {
@@ -46,9 +46,9 @@ export function evaluations({ main, signal, refused }) {
     replace(body, found.length ? grid(["Evaluation", "State", "Models", "Attempts", "Outcomes", "#Cost", "Last news"], found.map((one) => [
       [el("a", { href: `#/e/${one.name}` }, one.dataset || one.name), el("div", { class: "dim mono" }, one.name, one.tenant ? ` · ${one.tenant}` : "")],
       standing(one), one.models.map((name) => el("div", {}, name)),
-      [`${one.ended.toLocaleString("en")} of ${one.total.toLocaleString("en")}`, el("div", { class: "dim" }, one.under_way ? `${one.under_way} under way` : "")],
+      [`${one.ended.toLocaleString("en")} of ${one.total.toLocaleString("en")}`, el("div", { class: "dim" }, one.under_way ? `${one.under_way} in flight` : "")],
       [bar(one.outcomes, one.total - one.ended), el("div", { class: "dim" }, words(one.outcomes))], usd(one.cost_usd), ago(one.at)]))
-      : el("p", { class: "empty" }, "No evaluation. ", el("code", {}, "deckhands eval run DATASET --model A,B --out DIR"), " begins one on this cluster."));
+      : el("p", { class: "empty" }, "No evaluation. ", el("code", {}, "deckhands eval run DATASET --model A,B --out DIR"), " starts one on this cluster."));
     return true;
   }, signal, refused);
 }
@@ -113,7 +113,7 @@ export function evaluation({ main, signal, refused }, name) {
       if (!rows.contains(document.activeElement)) await list();
     }
     under.hidden = !found.attempts.length;
-    if (!under.contains(document.activeElement)) replace(under, el("h2", {}, "Under way"), el("div", { class: "scroll" }, grid(["Instance", "Model", "State", "#Steps", "#Time", "#Cost"], found.attempts.map((one) => [
+    if (!under.contains(document.activeElement)) replace(under, el("h2", {}, "In flight"), el("div", { class: "scroll" }, grid(["Instance", "Model", "State", "#Steps", "#Time", "#Cost"], found.attempts.map((one) => [
       one.conversation_id ? el("a", { href: `#/c/${one.conversation_id}` }, one.instance) : one.instance, one.model,
       [el("span", { class: `state ${one.state}` }, one.state.replaceAll("_", " ")), one.waits_for ? el("div", { class: "dim" }, `waits: ${one.waits_for}`) : ""], one.iterations, duration(one.seconds), usd(one.cost_usd)]))));
     return found.state !== "over" || found.is_driven;
@@ -136,7 +136,7 @@ function figures(found) {
     one.iterations.median.toLocaleString("en"), one.infrastructure_failures.toLocaleString("en")])));
 }
 
-/** What has been spent beside the cost of attempts. */
+/** The costs besides those of attempts. */
 function further(one) {
   return [one.critic_cost_usd ? `critics ${usd(one.critic_cost_usd)}` : "", one.lost_cost_usd ? `tries that failed ${usd(one.lost_cost_usd)}` : ""].filter(Boolean);
 }
@@ -162,6 +162,6 @@ function failures(found, choose) {
 function details(one) {
   const waited = Object.entries(one.waiting_seconds).map(([reason, seconds]) => `${duration(seconds)} ${reason.replaceAll("_", " ")}`).join(", ");
   const said = [`attempt ${one.attempt}`, `${one.tokens.toLocaleString("en")} tokens`, `worked ${duration(one.working_seconds)}${waited ? `, waited ${waited}` : ""}`,
-    one.tries > 1 ? `begun ${one.tries} times (${one.failures.join(", ")})` : "", one.round ? `requeued ${one.round} times` : "", one.left_out.length ? `left out: ${one.left_out.join(", ")}` : "", ...further(one), one.score === null ? "" : `the critic gave ${one.score}: ${one.verdict}`];
+    one.tries > 1 ? `started ${one.tries} times (${one.failures.join(", ")})` : "", one.round ? `requeued ${one.round} times` : "", one.left_out.length ? `left out: ${one.left_out.join(", ")}` : "", ...further(one), one.score === null ? "" : `the critic gave ${one.score}: ${one.verdict}`];
   return el("details", {}, el("summary", { class: "instance" }, one.instance), el("p", { class: "dim" }, said.filter(Boolean).join(" · ")), one.evidence ? block(one.evidence) : el("p", { class: "dim" }, "There is no evidence."));
 }

@@ -9,7 +9,7 @@ const NAMES = {
   "observation.delegate": "Delegate's result", "model.reply": "Reply", "model.failed": "Model call failed",
   "model.deferred": "Model call waits", "observation.agent_state_changed": "State", "observation.error": "Error",
   "action.task_tracking": "Task list", "observation.task_tracking": "Task list", "action.condensation": "Condensation",
-  "conversation.created": "Begun", "conversation.operator_acted": "Operator", "observation.browse": "Browser",
+  "conversation.created": "Created", "conversation.operator_acted": "Operator", "observation.browse": "Browser",
 };
 const QUIET = new Set(["model.admitted", "action.system", "action.recall", "observation.recall", "observation.null",
   "conversation.begun", "action.survey", "observation.survey", "action.change_agent_state"]);
@@ -70,13 +70,13 @@ function* contents(event) {
 function* images(event) {
   const found = [...(event.image_urls || []), event.set_of_marks || event.screenshot || ""].filter(Boolean);
   for (const source of found.slice(0, MOST_IMAGES)) {
-    // Only pictures that are in the log: an address would tell its server who reads this.
+    // Only pictures that are in the log: fetching an address would reveal the reader to its server.
     if (IMAGE.test(source)) yield picture(source, event.url ? `The page ${event.url}` : `A picture in event ${event.id}`);
     else yield el("p", { class: "dim mono" }, `picture: ${source.slice(0, 200)}`);
   }
 }
 
-/** Return a picture that opens in its whole size. */
+/** Return a picture that opens in full size. */
 function picture(source, alt) {
   return el("button", { type: "button", class: "picture", title: "Show it in its whole size", onclick: () => {
     const dialog = el("dialog", { class: "broad", "aria-label": alt }, el("form", { method: "dialog", class: "row end" }, el("button", { class: "quiet" }, "Close")), el("img", { src: source, alt }));
@@ -86,7 +86,7 @@ function picture(source, alt) {
   } }, el("img", { src: source, alt, loading: "lazy" }));
 }
 
-/** Return a patch with its lines told apart, by colour and by their marks. */
+/** Return a patch whose lines are distinguished by colour and by their marks. */
 export function diff(text) {
   if (!/^(@@|---|\+\+\+|[+-])/m.test(text || "")) return block(text);
   const lines = String(text).replace(/\n+$/, "").split("\n", 2_000);

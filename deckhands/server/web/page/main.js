@@ -1,4 +1,4 @@
-// Where one is: the address behind # names the page, and each page ends what it began when one leaves it.
+// Routing: the address after # names the page; each page stops its work when the user leaves it.
 
 import { ask, keep, key, Problem } from "./api.js";
 import { compare } from "./compare.js";
@@ -11,7 +11,7 @@ import { el, note, replace } from "./dom.js";
 const main = document.getElementById("main");
 let leaving = new AbortController();
 
-/** Exchange a one-time link for its key; the address forgets it at once. */
+/** Exchange a one-time link for its key, and remove it from the address at once. */
 async function enter(ticket) {
   history.replaceState(null, "", "#/");
   try { keep((await ask("/entries", { method: "POST", body: { ticket } })).token); } catch (error) { note(error.message, "bad"); }
@@ -43,7 +43,7 @@ function show() {
   else conversations(context);
 }
 
-/** Say what a page could not do; without a usable key, ask for one. */
+/** Show the error of a page; without a valid key, ask for one. */
 function refused(error) {
   if (leaving.signal.aborted) return;
   if (error instanceof Problem && error.status === 401) askForKey(error);
@@ -61,7 +61,7 @@ function askForKey(error) {
     try { await ask("/conversations?limit=1"); show(); } catch (again) { keep(""); note(again.message, "bad"); }
   } },
   el("h1", {}, "API key"),
-  el("p", {}, key() ? error.message : "This server asks for a key. ", el("code", {}, "deckhands key add"), " makes one."),
+  el("p", {}, key() ? error.message : "This server asks for a key. ", el("code", {}, "deckhands key add"), " creates one."),
   el("label", { for: "key" }, "Key"), input,
   el("p", { class: "dim" }, "It is kept until this tab is closed."),
   el("button", { class: "main" }, "Enter")));

@@ -1,14 +1,14 @@
-// What an agent asks a person: its action, to be confirmed as it is or with other values, or rejected with a reason.
+// The question of an agent: its action, to be confirmed as it is or with other values, or rejected with a reason.
 
 import { askFor, askForAll, block, el, replace } from "./dom.js";
 
-/** Fields of an action that say what it does, in the order in which a person reads them. */
+/** The descriptive fields of an action, in reading order. */
 const FIELDS = ["path", "command", "code", "content", "patch", "file_text", "old_str", "new_str", "url", "browser_actions", "arguments", "insert_line", "cwd"];
 const NAMES = { old_str: "Text to replace", new_str: "New text", file_text: "Content", cwd: "Directory", browser_actions: "Browser actions", insert_line: "Line to insert behind" };
 const RISKS = ["low", "medium", "high"];
 const title = (name) => NAMES[name] || name[0].toUpperCase() + name.slice(1).replaceAll("_", " ");
 
-/** Return the fields that can be changed, with their values as texts. */
+/** Return the editable fields, with their values as text. */
 function editable(action) {
   return FIELDS.filter((name) => action[name] !== undefined && action[name] !== null && action[name] !== "").map((name) => {
     const value = action[name], isText = typeof value === "string";
@@ -16,7 +16,7 @@ function editable(action) {
   });
 }
 
-/** Ask for other values, and return those that differ; null: cancelled. */
+/** Ask for other values, and return those that differ; null if the user cancels. */
 async function edited(asked, action, refused) {
   const fields = editable(action), given = await askForAll(`Edit action ${asked}`, fields, { action: "Run it so", says: "The agent reads what ran instead." });
   if (given === null) return null;
@@ -28,7 +28,7 @@ async function edited(asked, action, refused) {
   }
 }
 
-/** Show what is asked in `panel`; `answer` sends the verb with its body. */
+/** Show the question in `panel`; `answer` sends the command with its body. */
 export function ask(panel, asked, action, answer, refused) {
   const id = { action_id: asked };
   replace(panel, el("h2", {}, `Run action ${asked}?`), action.path ? el("p", { class: "mono" }, action.path) : "",

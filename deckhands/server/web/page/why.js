@@ -1,4 +1,4 @@
-// Why a conversation does not get on: the chain of links, delegates below their parents.
+// Why a conversation makes no progress: the chain of links, delegates below their parents.
 
 import { ask, place } from "./api.js";
 import { ago, block, el, replace, time } from "./dom.js";
@@ -8,7 +8,7 @@ export async function why(id, panel, signal) {
   replace(panel, el("h2", {}, "Why it is here"), chain(found.links));
 }
 
-/** Return a sentence with its commands, which stand between backquotes, as code. */
+/** Return a sentence with its commands, which are in backquotes, as code. */
 function marked(text) {
   return text.split("`").map((part, at) => at % 2 ? el("code", {}, part) : part);
 }

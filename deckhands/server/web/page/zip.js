@@ -29,7 +29,7 @@ export async function zipped(files) {
   let offset = 0, listed = 0;
   for (const [name, blob] of files) {
     const path = new TextEncoder().encode(name), content = new Uint8Array(await blob.arrayBuffer());
-    // Version 2.0, names in UTF-8, stored; the date is the first that there is: 1980-01-01.
+    // Version 2.0, names in UTF-8, stored; the date is the earliest possible: 1980-01-01.
     const shared = [[2, 20], [2, 0x0800], [2, 0], [2, 0], [2, 0x21], [4, crc32(content)], [4, content.length], [4, content.length], [2, path.length], [2, 0]];
     parts.push(record(0x04034b50, shared), path, content);
     entries.push(record(0x02014b50, [[2, 20], ...shared, [2, 0], [2, 0], [2, 0], [4, 0], [4, offset]]), path);

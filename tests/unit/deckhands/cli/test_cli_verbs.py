@@ -21,7 +21,7 @@ from deckhands.client.tasks.spec import TaskSpec
 NEW_VERB = '''"""`deckhands hello`: greet."""
 
 SECTION = "Start a conversation"
-VERBS = {
+SUMMARIES = {
     "hello": "Greet.",
     "good-bye": "Leave {politely}.",
 }
@@ -57,7 +57,7 @@ def test_what_a_module_declares_is_found_in_its_text() -> None:
 @pytest.mark.parametrize("verb", verbs().values(), ids=verbs())
 def test_text_and_import_agree(verb: Verb) -> None:
     module = import_module(verb.module)
-    assert module.VERBS[verb.name] == verb.summary
+    assert module.SUMMARIES[verb.name] == verb.summary
     assert verb.section == module.SECTION
     assert verb.section in SECTIONS
     assert verb.command().name == verb.name

@@ -121,5 +121,5 @@ def test_a_delegate_that_cannot_be_used_is_refused(given: list[str], said: str) 
 @pytest.mark.parametrize("agent", sorted(agents_here() - {"CodeActAgent", "CodeActAgentSDK"}))
 @pytest.mark.parametrize("option", ["--ipython", "--patch", "--delegate=LocAgent"])
 def test_an_agent_with_tools_of_its_own_takes_no_others(agent: str, option: str) -> None:
-    with pytest.raises(UsageError, match=f"{option.partition('=')[0]} does nothing for {agent}, whose tools are fixed"):
+    with pytest.raises(UsageError, match=f"{option.partition('=')[0]} has no effect on {agent}, whose tools are fixed"):
         made_of(option, "--agent", agent, "-t", "task")

@@ -9,7 +9,7 @@ import pytest
 from broker.contract.specs import AgentSpec
 from broker.runtime.errors import UsageError
 from controller_worker.providers.config import NOT_HERE, LLMConfig
-from deckhands.cli.headless.command import OF_AGENT
+from deckhands.cli.headless import OF_AGENT
 from deckhands.interop.headless.config_file import read_config
 from deckhands.interop.headless.config_keys import LLM_KEYS, REFUSED, SECTIONS_REFUSED, TAKEN, WITHOUT_EFFECT
 from deckhands.interop.headless.sdk_choice import VARIABLES_OF

@@ -11,8 +11,7 @@ from fastapi import FastAPI
 
 from deckhands.server.application import ROUTERS, needs_by_operation
 from deckhands.server.guard import PUBLIC
-from deckhands.server.openapi.document import bodies_in, document_of, operation_id, operations_in
-from deckhands.server.openapi.examples import Examples, NoExample
+from deckhands.server.openapi.document import Examples, NoExample, bodies_in, document_of, operation_id, operations_in
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,20 @@
-"""`python -m deckhands.headless`: the options of OpenHands' headless mode, its configuration, and one run of ours."""
+"""`python -m deckhands.headless`: OpenHands' headless mode: its options and configuration, and one run.
+
+Holds: however the run ends, its logs and its trajectory are written, if it started. Success means the state `finished`
+and a result that fulfils the contract.
+Does not: use a cluster that DECKHANDS_URL names, because the workspace is a directory of this machine.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import math
-from dataclasses import dataclass
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import click
@@ -12,18 +23,37 @@ from broker.contract import (
     DEFAULT_CONDENSER,
     AgentSpec,
     ConfirmationPolicy,
+    Event,
     Limits,
     LLMSpec,
     NoOpCondenserSpec,
     WorkspaceSpec,
     asks_model,
 )
-from broker.runtime import UsageError
-from deckhands.cli.headless.run import Order, run_headless
+from broker.log import event_line
+from broker.runtime import DeckhandsError, UsageError
 from deckhands.cli.options import Amount, read_task
+from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cli.task_options import BROWSER_POOL, BROWSING_AGENTS, IPYTHON_POOL
 from deckhands.cli.verbs import options_as
-from deckhands.client import check_command_of, note, own_directory, refuse_unfit, require_agent_here, with_script_here
+from deckhands.client import (
+    Ending,
+    EventPrinter,
+    ExitCode,
+    Renderer,
+    RunFolder,
+    Task,
+    TaskSpec,
+    Watcher,
+    check_command_of,
+    note,
+    outliving_reader,
+    own_directory,
+    refuse_unfit,
+    require_agent_here,
+    run_privately,
+    with_script_here,
+)
 from deckhands.cluster import Home
 from deckhands.interop import (
     MAX_ITERATIONS,
@@ -36,6 +66,7 @@ from deckhands.interop import (
     experiment_id,
     path_inside,
     read_config,
+    trajectory_of,
     with_sdk_choice,
 )
 from deckhands.operations import reason_unconfined
@@ -50,6 +81,11 @@ OF_AGENT = (
     *("enable_prompt_extensions", "enable_som_visual_browsing", "enable_think"),
 )
 """Keys of `[agent]` that have the same name in `AgentSpec`."""
+AUTO_CONTINUE = (
+    "Continue the task as you think best. If you have done it, use the tool finish. "
+    "Never ask a person for help: nobody reads your questions."
+)
+"""The answer to an agent's question (the intent of OpenHands 12; own words)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +105,39 @@ class HeadlessOptions:
     timeout: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """The parameters of a run.
+
+    Attributes:
+        trajectory: where it is saved, relative to the workspace; None: nowhere.
+        is_continued: whether `AUTO_CONTINUE` answers an agent's questions.
+        environment: for the workers.
+    """
+
+    task: str
+    contract: Contract
+    agent: AgentSpec
+    workspace: WorkspaceSpec
+    limits: Limits
+    seconds: float
+    trajectory: str | None
+    is_continued: bool
+    home: Home
+    environment: Mapping[str, str] = field(repr=False)
+
+
 @click.command("headless", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("-t", "--task", "text", help="The task. Without one, standard input is read.")
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="A file that holds the task. It wins over -t.")
 @click.option("-n", "--name", help="The name of the run: the id of its experiment. By default a new one.")
 @click.option("-i", "--max-iterations", type=click.IntRange(min=1), help="The most iterations.  [default: 80]")
-@click.option("-d", "--directory", help="The workspace, by default WORKSPACE_BASE. It is made if it is not there.")
-@click.option("-c", "--agent-cls", "agent", help="The agent that does it.  [default: CodeActAgent]")
-@click.option("--config-file", type=click.Path(path_type=Path), help="By default config.toml, if it is there.")
-@click.option("-b", "--max-budget-per-task", "budget", type=Amount(min=0, min_open=True), help="The most, in USD.")
+@click.option("-d", "--directory", help="The workspace, by default WORKSPACE_BASE. It is created if it does not exist.")
+@click.option("-c", "--agent-cls", "agent", help="The agent.  [default: CodeActAgent]")
+@click.option("--config-file", type=click.Path(path_type=Path), help="By default config.toml, if it exists.")
+@click.option("-b", "--max-budget-per-task", "budget", type=Amount(min=0, min_open=True), help="The budget, in USD.")
 @click.option("-l", "--llm-config", help="The section [llm.NAME] of the configuration that names the model.")
-@click.option("--no-auto-continue", is_flag=True, help="End with code 5 when the agent asks something.")
+@click.option("--no-auto-continue", is_flag=True, help="End with code 5 when the agent asks a question.")
 @click.option(
     "--timeout",
     type=Amount(min=0, min_open=True),
@@ -90,9 +148,9 @@ class HeadlessOptions:
 @click.version_option(None, "-v", "--version", package_name="deckhands", message="deckhands %(version)s")
 @options_as(HeadlessOptions)
 def headless(options: HeadlessOptions) -> int:
-    """Run one task on a directory as OpenHands does headless, and leave experiments/ID/results/final.json there.
+    """Run one task on a directory like OpenHands' headless mode, and leave experiments/ID/results/final.json there.
 
-    Exit codes: 0 finished, 1 error, 2 usage, 3 rejected by the agent, 4 out of time, 5 needs a person, 6 a limit was
+    Exit codes: 0 finished, 1 error, 2 usage, 3 rejected by the agent, 4 out of time, 5 needs an answer, 6 a limit was
     reached, 8 the result is missing, 9 a path outside of the workspace was refused, 130 interrupted.
     """
     try:
@@ -149,7 +207,7 @@ def _require_docker(environment: dict[str, str]) -> None:
     """Refuse a run whose commands could not run, before it costs anything. Blocks for a second or two.
 
     Raises:
-        UsageError: no image is named, or there is no engine, or not the image; says which.
+        UsageError: no image is named, the engine is missing, or it lacks the image; the text says which.
     """
     if not environment.get(IMAGES):
         raise UsageError(
@@ -161,7 +219,7 @@ def _require_docker(environment: dict[str, str]) -> None:
 
 
 def _root(named: str | None, environment: dict[str, str]) -> Path:
-    """Return the directory of the workspace; it is made if only itself is missing."""
+    """Return the directory of the workspace; create it if its parent exists."""
     if named is None:
         raise UsageError("No workspace is named.", remedy="Name a directory with -d, or set WORKSPACE_BASE.")
     path = Path(named).expanduser()
@@ -206,7 +264,7 @@ def _agent(options: HeadlessOptions, config: Config, settings: FaceSettings) -> 
 
 
 def _confirmation(config: Config) -> ConfirmationPolicy:
-    """Return the confirmation policy; nobody is there to answer, so a question ends the run."""
+    """Return the confirmation policy. No user can answer, so a question ends the run."""
     analyzer = config.get("security", "security_analyzer", "")
     if analyzer and analyzer not in ANALYZERS:
         raise UsageError(
@@ -226,12 +284,114 @@ def _workspace(config: Config, sandbox: str, agent: AgentSpec) -> WorkspaceSpec:
     if image and runtime != "docker":
         note(f"The image {image} has no effect: RUNTIME is not docker.")
         image = ""
-    needs_browser = agent.enable_browsing or agent.name in BROWSING_AGENTS
+    pool = "bash"
+    if agent.enable_browsing or agent.name in BROWSING_AGENTS:
+        pool = BROWSER_POOL
+    elif agent.enable_jupyter:
+        pool = IPYTHON_POOL
     return WorkspaceSpec.model_validate(
         {
             "sandbox": "docker" if runtime == "docker" else sandbox,
             "image": image,
             "network": bool(config.get("sandbox", "use_host_network", False)),
-            "pool": BROWSER_POOL if needs_browser else IPYTHON_POOL if agent.enable_jupyter else "bash",
+            "pool": pool,
         }
     )
+
+
+def run_headless(order: Order) -> int:
+    """Run a task and return the exit code.
+
+    Raises:
+        PathDenied: a path of the contract is a link.
+        DeckhandsError: the workspace cannot be written, or the store or the workers cannot be started or kept running.
+    """
+    contract = order.contract
+    with contract.inside.locked(f"experiments/{contract.experiment}"):
+        contract.prepare(order.task, iterations=order.limits.max_iterations, seconds=order.seconds)
+        note(f"Experiment {contract.experiment} in {contract.root}")
+        ending = asyncio.run(_run(order))
+        code = _judged(contract, ending)
+        with outliving_reader():
+            EventPrinter(as_json=False).summary(ending.summary)
+    return code
+
+
+def _judged(contract: Contract, ending: Ending) -> int:
+    """Return the exit code, and print the faults of the result."""
+    fault = contract.fault()
+    if not fault:
+        note(f"Result: {contract.final}")
+        return int(ending.exit_code)
+    note(f"No result: {fault}")
+    may_be_why = ending.exit_code in (ExitCode.FINISHED, ExitCode.ERROR)
+    is_why = ending.exit_code is ExitCode.FINISHED or ending.summary.error_code == "goal_not_reached"
+    return int(HeadlessExit.MISSING_ARTIFACT if may_be_why and is_why else ending.exit_code)
+
+
+async def _run(order: Order) -> Ending:
+    contract = order.contract
+    inside = order.contract.inside
+    printer = EventPrinter(as_json=False)
+    renderer = Renderer(is_coloured=False)
+    started: list[str] = []
+    watcher = Watcher(on_notice=note, reply=AUTO_CONTINUE if order.is_continued else None)
+    on_stop_signals(partial(_interrupt, watcher))
+    watcher.on_start = started.append
+    task = Task(
+        TaskSpec(
+            task=contract.instructions(order.task),
+            agent=order.agent,
+            workspace=order.workspace,
+            limits=order.limits,
+            title=contract.experiment,
+        ),
+        time_limit_seconds=order.seconds,
+    )
+    with inside.create(f"{contract.logs}/run.log") as log:
+
+        def show(event: Event) -> None:
+            lines = renderer.lines(event)
+            log.write("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
+            log.flush()
+            with outliving_reader(watcher.interrupted.set):
+                printer.event(event)
+
+        watcher.on_event = show
+        try:
+            ending = await run_privately(order.home, task, order.environment, watcher)
+        except DeckhandsError as error:
+            log.write(f"{error}\n".encode())
+            raise
+        finally:
+            if started:
+                _keep(order, RunFolder(order.home.run_folder(started[0])))
+    return ending
+
+
+def _keep(order: Order, folder: RunFolder) -> None:
+    """Copy the log of a run and its trajectory into the workspace."""
+    events = folder.events() if folder.has_events else []
+    if not events:
+        return
+    contract = order.contract
+    inside = order.contract.inside
+    lines = "".join(event_line(event) + "\n" for event in events)
+    inside.write(f"{contract.logs}/events.jsonl", lines.encode())
+    summary = json.dumps(folder.summary().as_json(), indent=2) + "\n"
+    inside.write(f"{contract.logs}/summary.json", summary.encode())
+    if order.trajectory is not None:
+        trajectory, _ = trajectory_of(events)
+        name = f"{contract.experiment}.json"
+        is_folder = (contract.root / order.trajectory).is_dir()
+        path = f"{order.trajectory}/{name}" if is_folder else order.trajectory
+        inside.write(path, json.dumps(trajectory, indent=4).encode())
+
+
+def _interrupt(watcher: Watcher) -> None:
+    """Stop gracefully the first time, immediately the second time."""
+    if watcher.interrupted.is_set():
+        watcher.at_once()
+        sys.stdout.flush()
+        os._exit(ExitCode.INTERRUPTED)
+    watcher.interrupted.set()

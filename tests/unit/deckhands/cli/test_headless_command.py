@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deckhands.cli.headless.command import headless
+from deckhands.cli.headless import headless
 from deckhands.cli.main import call
 
 

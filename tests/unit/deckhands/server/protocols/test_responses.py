@@ -13,8 +13,8 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from deckhands.server.protocols.chat import Turn
-from deckhands.server.protocols.response_events import Written
 from deckhands.server.protocols.response_messages import ResponseRequest
+from deckhands.server.protocols.responses import Written
 from deckhands.server.streams import Item
 
 SUMMARY = {"state": "finished", "message": "Done.", "outputs": {}, "prompt_tokens": 3, "completion_tokens": 4}
