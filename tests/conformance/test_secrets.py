@@ -272,7 +272,7 @@ def test_where_the_key_comes_from(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "home" / "secret.key").stat().st_mode) == 0o600
     with pytest.raises(UsageError, match="is not 32 bytes in base64"):
         secret_key(BrokerSettings(secret_key="c2hvcnQ="))
-    with pytest.raises(UsageError, match="The key file .* does not exist"):
+    with pytest.raises(UsageError, match=r"The key file .* does not exist"):
         secret_key(BrokerSettings(secret_key_file=str(tmp_path / "missing")))
     with pytest.raises(UsageError, match="cannot be read"):
         key_in(tmp_path, is_made=False)
