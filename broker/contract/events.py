@@ -208,7 +208,7 @@ class DelegateEnded(Event):
     Attributes:
         delegate_id: the action that started it.
         content: its result, as a text for the parent's model.
-        models: its usage by model, including that of its own delegates.
+        models: its usage by model, including that of its delegates.
     """
 
     kind: Literal["conversation.delegate_ended"] = "conversation.delegate_ended"

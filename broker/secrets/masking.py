@@ -40,7 +40,7 @@ MINIMUM_LEFT_CHARS = 4
 """The fewest characters at a cut that are recognised as part of a value."""
 
 _WRAPPED_FACTOR = 3
-"""The largest growth of a value by line breaks: at most two characters after each of its own."""
+"""The largest growth of a value by line breaks: at most two characters after each character."""
 
 
 def forms(value: str) -> set[str]:

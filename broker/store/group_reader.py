@@ -48,7 +48,7 @@ class GroupReader:
         await self._connection.aclose()
 
     async def _read(self, limit: int) -> list[Entry]:
-        # A store restored to an older state does not deliver its pending entries anew. Calls of this connection need
+        # A store restored to an older state does not deliver its pending entries again. Calls of this connection need
         # not have failed: it may have been idle.
         if self._connects != (connects := self._store.connection.connects):
             self._connects = connects

@@ -155,7 +155,7 @@ class Store:
         except StoreRefused as error:
             if "Function not found" not in str(error):
                 raise
-            seconds, microseconds = await self.call("TIME")  # without functions, the shard has no time of its own
+            seconds, microseconds = await self.call("TIME")  # without functions, the shard has no separate time
             now_ms = int(seconds) * 1_000 + int(microseconds) // 1_000
         return from_millis(int(now_ms))
 
