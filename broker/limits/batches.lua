@@ -1,20 +1,20 @@
--- Model calls on their way through a provider's batch API: who waits, what was sent together, what came back.
+-- Model calls on their way through a provider's batch API: waiting calls, sent batches, results.
 --
 -- Every function takes KEYS shard base ('deck:{0}') and derives the real keys from it:
---   :batch:lanes                   hash  lane -> what a worker needs to serve it
---   :batch:queue:<lane>            sorted set of conversations, by the time they came
+--   :batch:lanes                   hash  lane -> the description that a worker needs to serve it
+--   :batch:queue:<lane>            sorted set of conversations, by arrival time
 --   :batch:call:<conversation>     hash  step, seen, lane, batch, body, bytes, result
---   :batch:open                    sorted set of batches that are not over, by the time of the next look
+--   :batch:open                    sorted set of open batches, by the time of the next check
 --   :batch:about:<batch>           hash  lane, state, worker, until, …; further fields are the workers'
 --   :batch:calls:<batch>           hash  number -> '<conversation> <step>'
 --   :batch:known                   sorted set of the providers' ids of batches, by the time they became known
 --   :workers
--- A conversation has one call at most; `step` says which: '<iteration>.<attempt>'. Times are milliseconds.
+-- A conversation has at most one call; `step` identifies it: '<iteration>.<attempt>'. Times are milliseconds.
 --
--- A batch is recorded, with the calls that are in it, before it is sent: a worker that finds one that was sent by a worker
--- that is dead looks for it at the provider before it sends it again. One live worker at most has the lease of a batch.
--- A lane is there while calls wait in it; a batch has what is needed to serve it. What the store has lost of a batch or of
--- a queue ends it: the calls are forgotten, and put again by their conversations.
+-- A batch is recorded with its calls before it is sent. A worker that finds a batch sent by a dead worker looks for it at
+-- the provider before it sends it again. At most one live worker has the lease of a batch. A lane exists while calls wait
+-- in it; a batch contains everything needed to serve it. If the store has lost a part of a batch or a queue, it ends: its
+-- calls are deleted, and their conversations queue them again.
 
 local store = require('store/prelude')
 
@@ -29,7 +29,7 @@ local function about_key(shard, batch) return shard .. ':batch:about:' .. batch 
 
 local function calls_key(shard, batch) return shard .. ':batch:calls:' .. batch end
 
--- Whether a worker may work on a batch: no other does, or the one that did is dead or has taken too long.
+-- Whether a worker may work on a batch: it has no live holder, or the holder's lease has expired.
 local function is_free(shard, batch, worker, now)
   local about = about_key(shard, batch)
   local holder = store.get(about, 'worker')
@@ -37,7 +37,7 @@ local function is_free(shard, batch, worker, now)
   return now >= (tonumber(store.get(about, 'until')) or 0)
 end
 
--- Whether a key is a hash of ours or not there at all; what else it was is moved out of the way.
+-- Return the key; if it has another type than a hash, it is moved away first.
 local function read_hash(shard, key)
   store.is_there(shard, key, 'hash')
   return key
@@ -54,7 +54,7 @@ local function forget(shard, cid)
   redis.call('DEL', call)
 end
 
--- Whether a call that has no result is in a batch that is not over, or in the queue of a lane that somebody serves.
+-- Whether a call without a result is in an open batch, or in the queue of an existing lane.
 local function is_under_way(shard, cid, batch, lane)
   if batch then return store.is_there(shard, shard .. OPEN, 'zset') and redis.call('ZSCORE', shard .. OPEN, batch) end
   local queue = queue_key(shard, lane or '')
@@ -62,7 +62,7 @@ local function is_under_way(shard, cid, batch, lane)
     and store.is_there(shard, shard .. LANES, 'hash') and store.get(shard .. LANES, lane)
 end
 
--- deck_batch_ask: how a conversation's call stands.  ARGV cid, step
+-- deck_batch_ask: return the status of a conversation's call.  ARGV cid, step
 -- returns {'none'} {'waiting', seen} {'sent', seen, batch} {'done', seen, result}
 local function ask(keys, args)
   local shard, cid = keys[1], args[1]
@@ -78,8 +78,8 @@ local function ask(keys, args)
   return {'waiting', seen}
 end
 
--- deck_batch_put: let a call wait for a batch; a call of an earlier step is forgotten.
--- ARGV cid, step, seen, lane, about the lane, body, bytes.  returns {'put'}
+-- deck_batch_put: queue a call for a batch; deletes a call of an earlier step.
+-- ARGV cid, step, seen, lane, description of the lane, body, bytes.  returns {'put'}
 local function put(keys, args)
   local shard, cid = keys[1], args[1]
   local call = read_hash(shard, call_key(shard, cid))
@@ -92,7 +92,8 @@ local function put(keys, args)
   return {'put'}
 end
 
--- deck_batch_drop: a conversation no longer wants its call, or has its result.  ARGV cid, step or '' for any
+-- deck_batch_drop: delete a conversation's call, because it is not needed or its result was read.  ARGV cid, step or '' for
+-- any
 -- returns {'none'} {'waiting'} {'sent'} {'done'}
 local function drop(keys, args)
   local shard, cid = keys[1], args[1]
@@ -104,21 +105,21 @@ local function drop(keys, args)
   return {stood}
 end
 
--- How large a call is that waits; nil when it is none.
+-- The size of a waiting call in bytes; nil if it does not exist.
 local function size_of(shard, cid)
   local call = call_key(shard, cid)
   return store.get(call, 'step') and tonumber(store.get(call, 'bytes'))
 end
 
--- deck_batch_seal: make a batch of those that wait, if there are enough of them or the first has waited long enough.
--- ARGV lane, batch, worker, lease ms, most calls, most bytes, longest wait in ms
--- returns {'sealed', how many} {'early', in how many ms}; an empty queue is {'early', -1}, and ends the lane
+-- deck_batch_seal: make a batch of the waiting calls, if there are enough or the first has waited long enough.
+-- ARGV lane, batch, worker, lease ms, maximum calls, maximum bytes, maximum wait in ms
+-- returns {'sealed', number of calls} {'early', ms until it is time}; an empty queue is {'early', -1}, and ends the lane
 local function seal(keys, args)
   local shard, lane, batch, worker, now = keys[1], args[1], args[2], args[3], store.now_ms(keys[1])
   local queue, most, most_bytes = queue_key(shard, lane), tonumber(args[5]), tonumber(args[6])
   local waiting = store.is_there(shard, queue, 'zset') and redis.call('ZRANGE', queue, 0, most - 1) or {}
   if #waiting == 0 then
-    redis.call('HDEL', shard .. LANES, lane)  -- what it is served with stays in its batches
+    redis.call('HDEL', shard .. LANES, lane)  -- its batches keep its description
     return {'early', -1}
   end
   local chosen, bytes, is_full = {}, 0, #waiting == most
@@ -150,8 +151,8 @@ local function seal(keys, args)
   return {'sealed', #chosen}
 end
 
--- deck_batch_due: which batches somebody should look after now; what stands in the place of what is needed for that is
--- moved away.  ARGV how many at most.  returns {'due', batch …}
+-- deck_batch_due: return the batches that need attention now. Moves keys of another type away.
+-- ARGV maximum number.  returns {'due', batch …}
 local function due(keys, args)
   local shard, open, now = keys[1], keys[1] .. OPEN, store.now_ms(keys[1])
   read_hash(shard, shard .. LANES)
@@ -160,14 +161,14 @@ local function due(keys, args)
   return {'due', unpack(redis.call('ZRANGEBYSCORE', open, '-inf', now, 'LIMIT', 0, args[1]))}
 end
 
--- What is known of a batch, if that is enough to look after it; nil otherwise.
+-- The fields of a batch if they are complete; otherwise nil.
 local function usable(about)
   local found = store.pairs_of(redis.call('HGETALL', about))
   local is_sent = not found['sent_ms'] or store.number_of(found['sent_ms'])
   return found['lane'] and store.number_of(found['count']) and is_sent and found
 end
 
--- Forget a batch, and its calls that have no result. Returns {'lost', those whose calls they are …}.
+-- Delete a batch, and its calls without a result. Returns {'lost', conversations of these calls …}.
 local function give_up(shard, batch)
   local calls, answer = read_hash(shard, calls_key(shard, batch)), {'lost'}
   local flat = redis.call('HGETALL', calls)
@@ -184,9 +185,9 @@ local function give_up(shard, batch)
   return answer
 end
 
--- deck_batch_lease: take a batch in hand.  ARGV batch, worker, lease ms
--- returns {'leased', field, value …} {'busy'} {'lost', cid …}: the store has lost what was known of it, and it is over
---   field 'waited_ms': since it was noted as being sent
+-- deck_batch_lease: lease a batch.  ARGV batch, worker, lease ms
+-- returns {'leased', field, value …} {'busy'} {'lost', cid …}: the store has lost its fields, and it has ended
+--   field 'waited_ms': time since it was recorded as being sent
 local function lease(keys, args)
   local shard, batch, now = keys[1], args[1], store.now_ms(keys[1])
   if not redis.call('ZSCORE', shard .. OPEN, batch) then return {'busy'} end
@@ -201,9 +202,9 @@ local function lease(keys, args)
   return answer
 end
 
--- deck_batch_note: the holder of a batch's lease records the batch's state. A time until the next look ends the lease.
--- ARGV batch, worker, ms until the next look or '' to keep the lease, field, value …; an empty value deletes the field.
--- The field `provider` is the provider's id of the batch: the batch has been sent, so the bodies are no longer needed.
+-- deck_batch_note: the holder of a batch's lease records its state. A time until the next check ends the lease.
+-- ARGV batch, worker, ms until the next check or '' to keep the lease, field, value …; an empty value deletes the field.
+-- The field `provider` is the provider's id of the batch: it has been sent, so the bodies are no longer needed.
 -- returns {'noted'} {'lost'}
 local function note(keys, args)
   local shard, batch, now = keys[1], args[1], store.now_ms(keys[1])
@@ -233,7 +234,7 @@ local function note(keys, args)
   return {'noted'}
 end
 
--- deck_batch_deliver: keep the result of a call, the first time it is reported.  ARGV batch, number, result
+-- deck_batch_deliver: store the result of a call when it is first reported.  ARGV batch, number, result
 -- returns {'delivered', cid} {'unwanted'}
 local function deliver(keys, args)
   local shard, batch = keys[1], args[1]
@@ -246,7 +247,7 @@ local function deliver(keys, args)
   return {'delivered', cid}
 end
 
--- deck_batch_close: a batch is over.  ARGV batch, worker.  returns {'closed'} {'lost'}
+-- deck_batch_close: delete a batch that has ended.  ARGV batch, worker.  returns {'closed'} {'lost'}
 local function close(keys, args)
   local shard, batch = keys[1], args[1]
   if not holds(shard, batch, args[2]) then return {'lost'} end

@@ -1,4 +1,4 @@
--- The quotas of models: who may call now, who waits, who is next. One pool is one model with all its API keys.
+-- The quotas of models: decide which calls may be made now, and order those that wait. A pool is a model with all its keys.
 --
 -- Every function takes KEYS pool base, shard base (one hash slot) and derives the real keys from them:
 --   pool base  deck:{0}:quota:<pool>   :limits :level:<key> :warm:<key> :held :called :about :waiting:<priority>
@@ -6,20 +6,20 @@
 --   shard base deck:{0}                :workers
 -- Priority 0 is interactive, 1 normal, 2 batch. Amounts are {requests, input, output, tokens}. Times are milliseconds.
 --
--- A call names the fencing token of its conversation's owner. A former owner cannot touch what a later one has.
+-- A call carries the fencing token of its conversation's owner. A former owner cannot change a later one's reservation.
 --
--- A key's levels are token buckets that fill by the minute. A bucket holds `burst` seconds' worth and fills so much
--- slower that no sixty seconds ever see more than the limit. What a call really used is settled after it, and may leave
--- a debt. Who waits is ordered by the fair queue (fair_queue.lua); a priority is a class of it, and a grant is a turn.
+-- A key's levels are token buckets with limits per minute. A bucket holds `burst` seconds' worth and fills so much slower
+-- that no sixty seconds ever exceed the limit. The actual usage of a call is settled after it, and may leave a debt. The
+-- fair queue (fair_queue.lua) orders waiting calls; a priority is one of its classes, and a grant is a turn.
 
 local fair_queue = require('limits/fair_queue')
 local store = require('store/prelude')
 
 local MINUTELY = {'requests', 'input', 'output', 'tokens'}
 local SWEEP_MS = 500
-local PUMP_MS = 500            -- how long one worker sees to the timely waking for all
+local PUMP_MS = 500            -- how long one worker does the timely wake-ups for all
 local WARM_MS = 300000         -- how long providers keep a prompt in their caches
-local WARM_WAIT_MS = 2000      -- how long to wait for a key whose cache is warm while another one is free
+local WARM_WAIT_MS = 2000      -- how long to wait for a key with a warm cache while another key is free
 local LEAST_FACTOR, DECREASE, INCREASE_PER_MS = 0.1, 0.8, 0.00002
 local NO_RETRY_AFTER_MS = 1000
 local MAX_GRANTS = 64
@@ -29,7 +29,7 @@ local KINDS = {limits = 'hash', held = 'hash', called = 'zset', about = 'hash', 
   ['shares:0'] = 'hash', ['shares:1'] = 'hash', ['shares:2'] = 'hash'}
 
 
--- How much a bucket holds, and how much flows into it each millisecond.
+-- The capacity of a bucket, and its refill rate per millisecond.
 local function size_of(key, what)
   return math.max(1, key.limits[what] * key.limits.burst / 60)
 end
@@ -44,7 +44,7 @@ local function day_of(key, now)
   return math.floor((now - key.limits.day_start * 1000) / 86400000)
 end
 
--- Read a pool, with its levels as they are now. Returns nil when its limits were never published.
+-- Read a pool with its current levels. Returns nil if its limits were never published.
 local function open(base, now)
   local published = store.pairs_of(redis.call('HGETALL', base .. ':limits'))
   if not published['keys'] then return nil end
@@ -54,7 +54,7 @@ local function open(base, now)
     local key = {name = name, limits = {}, level = {}}
     if not published[name] then return nil end
     for what, value in string.gmatch(published[name], '([%w_]+)=([%d.]+)') do key.limits[what] = tonumber(value) end
-    -- Limits that nobody of ours has written are as good as none: they are published again.
+    -- Invalid limits count as missing: they are published again.
     if not (key.limits.burst and key.limits.day_start) then return nil end
     for what, value in pairs(store.pairs_of(redis.call('HGETALL', base .. ':level:' .. name))) do
       key.level[what] = tonumber(value)
@@ -110,8 +110,8 @@ end
 
 local NOTHING = {requests = 0, input = 0, output = 0, tokens = 0}
 
--- For how many milliseconds a key cannot serve a call; 0 when it can now.
--- returned: what the caller has of it already, if it has anything
+-- The time in ms until a key can serve a call; 0 if it can now.
+-- returned: amounts that the caller already holds of this key, if any
 local function wait_of(key, wanted, now, returned)
   local limits, level, had = key.limits, key.level, returned or NOTHING
   local wait = math.max(0, level.blocked - now)
@@ -133,7 +133,7 @@ local function wait_of(key, wanted, now, returned)
   return wait
 end
 
--- Milliseconds between two such calls when nothing stands still.
+-- The interval in ms between two such calls in steady operation.
 local function interval_of(key, wanted)
   local interval = 0
   for _, what in ipairs(MINUTELY) do
@@ -152,14 +152,14 @@ local function add(key, wanted, sign)
   level.day_tokens = math.max(0, level.day_tokens - sign * wanted.tokens)
 end
 
--- The difference of two amounts: what was given back first would be cut off where the bucket is full.
+-- The difference of two amounts. Adding and then subtracting would lose the part above a full bucket.
 local function less(amount, used)
   local rest = {}
   for what in pairs(NOTHING) do rest[what] = amount[what] - used[what] end
   return rest
 end
 
--- Choose the key for a conversation. Returns it, or nil, how long to wait, and whether only this conversation has to.
+-- Choose the key for a conversation. Returns it; or nil, the wait in ms, and whether only this conversation has to wait.
 local function choose(pool, cid, wanted)
   local best, least, home, home_wait
   for _, key in ipairs(pool.keys) do
@@ -241,8 +241,7 @@ local function forget(pool, cid)
   for _, priority in ipairs(fair_queue.CLASSES) do fair_queue.leave(queue(pool, priority), cid) end
 end
 
--- A conversation that was called and did not come loses what was kept for it. It is called again in its old place, but
--- not for ever.
+-- A woken conversation that does not respond loses its grant. It is woken again with its old place, but not for ever.
 local function take_back(pool)
   local late = redis.call('ZRANGEBYSCORE', pool.base .. ':called', '-inf', pool.now, 'LIMIT', 0, MAX_GRANTS)
   for _, cid in ipairs(late) do
@@ -256,7 +255,7 @@ local function take_back(pool)
   end
 end
 
--- What dead workers held is free again; their calls may have been made, so only the places come back.
+-- Release the permits of dead workers. Their calls may have been made, so only the concurrency is freed, not the amounts.
 local function sweep(pool, shard)
   if pool.now - (tonumber(pool.state.swept) or 0) < SWEEP_MS then return end
   pool.state.swept = number_text(pool.now)
@@ -267,7 +266,7 @@ local function sweep(pool, shard)
     if held then
       if is_alive[held.worker] == nil then is_alive[held.worker] = store.alive(shard, held.worker) end
       if held.key then held.key.level.in_flight = held.key.level.in_flight + 1 end
-      -- What is kept for somebody is kept for a while, also after `:called` was overwritten.
+      -- A grant without a worker expires, even if `:called` was overwritten.
       if held.worker == '-' and not redis.call('ZSCORE', pool.base .. ':called', flat[i]) then
         redis.call('ZADD', pool.base .. ':called', pool.now + fair_queue.PATIENCE_MS, flat[i])
       end
@@ -279,7 +278,7 @@ local function sweep(pool, shard)
   end
 end
 
--- Grant a call to a conversation that waits, which is woken.
+-- Grant a call to a waiting conversation, which the caller wakes.
 local function grant(pool, cid, waiter, key, priority)
   add(key, waiter.wanted, -1)
   key.level.in_flight = key.level.in_flight + 1
@@ -292,7 +291,7 @@ local function grant(pool, cid, waiter, key, priority)
   pool.state.grants = number_text((tonumber(pool.state.grants) or 0) + 1)
 end
 
--- Those who wait, by priority, with how many of them have been looked at.
+-- The waiting conversations by priority, with a position in each list.
 local function lines_of(pool)
   local lines = {}
   for _, priority in ipairs(fair_queue.CLASSES) do
@@ -302,7 +301,7 @@ local function lines_of(pool)
   return lines
 end
 
--- The next one in line, and its priority; nil when all have been looked at.
+-- The next waiting conversation, and its priority; nil at the end of the lists.
 local function next_of(pool, lines)
   for _, priority in ipairs((fair_queue.classes_at((tonumber(pool.state.grants) or 0) + 1))) do
     local line = lines[priority]
@@ -316,8 +315,8 @@ local function next_of(pool, lines)
   return nil
 end
 
--- Grant what can be granted, in order. Returns who is to be woken, and in how many milliseconds somebody is next; nil
--- when nobody waits.
+-- Grant all possible calls, in order. Returns the conversations to wake, and the ms until the next grant; nil if none
+-- waits.
 local function pump(pool, shard)
   take_back(pool)
   sweep(pool, shard)
@@ -338,7 +337,7 @@ local function pump(pool, shard)
       woken[#woken + 1] = cid
     else
       next_ms = math.min(next_ms or wait, wait)
-      -- Nobody overtakes: a smaller call behind this one would let it wait for ever.
+      -- No overtaking: if smaller calls went first, this one could wait for ever.
       if not is_alone then return woken, next_ms end
     end
   end
@@ -350,7 +349,7 @@ local function pump(pool, shard)
   return woken, next_ms
 end
 
--- Only one worker gets the exact time, so that a thousand do not come for one place.
+-- Only one worker gets the exact time, so that a thousand workers do not come for one permit.
 local function next_for(pool, worker, next_ms)
   local waiting = redis.call('ZCARD', pool.base .. ':called')
   if not next_ms then
@@ -390,8 +389,8 @@ local function enter(pool, cid, args, token)
     wanted = amounts(tonumber(args[3]), tonumber(args[4]))})
 end
 
--- A conversation that asks again may want more or less than before: its prompt has changed meanwhile. What it was called
--- for and is too little now is given back, and it waits in its old place. Returns what is held for it.
+-- A repeated request may need more or less than before, because the prompt has changed. If its grant is now too small, it
+-- is given back, and the conversation waits with its old place. Returns the grant that remains.
 local function resize(pool, cid, held, wanted, token)
   local waiter = about(pool, cid)
   if waiter then
@@ -417,9 +416,9 @@ local function resize(pool, cid, held, wanted, token)
   return held
 end
 
--- deck_quota_reserve: may this conversation call now? If not, it has its place in the queue and is woken in its turn.
+-- deck_quota_reserve: reserve a call of a conversation. If it must wait, it is queued and woken in its turn.
 -- ARGV cid, worker, input tokens, output tokens, priority, tenant, weight, token
--- returns {'granted', next_ms, key, 0, woken …} {'waiting', next_ms, '', for about how many ms, woken …} {'unknown'}
+-- returns {'granted', next_ms, key, 0, woken …} {'waiting', next_ms, '', estimated wait in ms, woken …} {'unknown'}
 --         {'fenced', next_ms, '', 0, woken …}: a later owner has asked already
 local function reserve(keys, args)
   local pool = open(keys[1], store.now_ms(keys[2]))
@@ -431,7 +430,7 @@ local function reserve(keys, args)
     return reply(pool, worker, {'fenced'}, woken, next_ms)
   end
   if held and held.worker ~= '-' and (held.worker ~= worker or held.token < token) then
-    free(pool, cid, held)  -- its former owner's, who may have called
+    free(pool, cid, held)  -- of a former owner, which may have made the call
     held = nil
   end
   held = resize(pool, cid, held, amounts(tonumber(args[3]), tonumber(args[4])), token)
@@ -462,9 +461,9 @@ local function reserve(keys, args)
   return reply(pool, worker, {'waiting', '', math.ceil(first + ahead / pace)}, woken, next_ms)
 end
 
--- deck_quota_settle: give a place back and say what became of the call.
--- ARGV cid, worker, outcome, input tokens, output tokens, what the provider asks us to wait in ms or '', took_ms, token
---   outcome 'ok': used so much; 'failed': the same, no reply; 'limited': refused for the quota; 'unsent': never sent
+-- deck_quota_settle: release a reservation and record the outcome of the call.
+-- ARGV cid, worker, outcome, input tokens, output tokens, the provider's retry-after in ms or '', took_ms, token
+--   outcome 'ok': the tokens were used; 'failed': the same, no reply; 'limited': refused for the quota; 'unsent': never sent
 -- returns {'settled', next_ms, key, 0, woken …} {'gone', next_ms, '', 0, woken …} {'unknown'}
 local function settle(keys, args)
   local pool = open(keys[1], store.now_ms(keys[2]))
@@ -486,7 +485,7 @@ local function settle(keys, args)
         level.took = level.took + (tonumber(args[7]) - level.took) / 8
         if #pool.keys > 1 then redis.call('ZADD', pool.base .. ':warm:' .. key.name, pool.now, cid) end
       elseif outcome == 'limited' then
-        -- Calls that were under way together are refused together: that is one sign, not many.
+        -- Calls that were in flight together are refused together: that counts once.
         if held.since > level.cut then
           level.factor, level.cut = math.max(LEAST_FACTOR, level.factor * DECREASE), pool.now
         end
@@ -499,7 +498,7 @@ local function settle(keys, args)
   return reply(pool, worker, result, woken, next_ms)
 end
 
--- deck_quota_told: obey what a provider's headers say is left.  ARGV key, worker, what, left, what, left …
+-- deck_quota_told: apply the remaining amounts in a provider's headers.  ARGV key, worker, name, amount, name, amount …
 -- returns {'told', next_ms, '', 0, woken …} {'unknown'}
 local function report_left(keys, args)
   local pool = open(keys[1], store.now_ms(keys[2]))
@@ -513,7 +512,7 @@ local function report_left(keys, args)
   return reply(pool, args[2], {'told'}, woken, next_ms)
 end
 
--- deck_quota_withdraw: a conversation that waits does no longer want to call.  ARGV cid, worker, token
+-- deck_quota_withdraw: remove a waiting conversation from the queue.  ARGV cid, worker, token
 -- returns {'withdrawn', next_ms, '', 0, woken …} {'fenced', next_ms, '', 0, woken …}: a later owner waits  {'unknown'}
 local function withdraw(keys, args)
   local pool = open(keys[1], store.now_ms(keys[2]))
@@ -531,7 +530,7 @@ local function withdraw(keys, args)
   return reply(pool, args[2], {has_later and 'fenced' or 'withdrawn'}, woken, next_ms)
 end
 
--- deck_quota_pump: wake whose turn it is, and move away what is of another type.  ARGV worker.
+-- deck_quota_pump: wake the conversations whose turn it is, and move keys of another type away.  ARGV worker.
 -- returns {'pumped', next_ms, '', 0, woken …} {'unknown'}
 local function pump_for(keys, args)
   for name, kind in pairs(KINDS) do store.is_there(keys[2], keys[1] .. ':' .. name, kind) end

@@ -1,27 +1,28 @@
--- Budgets: what a call may cost at worst is reserved before it, what it did cost is charged after it.
+-- Budgets: reserve the worst-case cost of a call before it, and charge its actual cost after it.
 --
 -- Every function takes KEYS shard base ('deck:{0}') and derives the real keys from it:
 --   :budget:<account>    hash  limit, spent, reserved, lost, lost_calls, calls, own, parent, change, deleted
 --   :budget:<account>:children|waiting|wanted     :budgets    :ledger:held|lost|swept|crowded    :workers
--- An account is 'conversation:<id>', 'experiment:<tenant>/<name>' or 'tenant:<name>'; each has at most one parent, and
--- what is spent in one counts in all above it. Amounts are nano-USD: whole numbers, so that sums are exact.
+-- An account is 'conversation:<id>', 'experiment:<tenant>/<name>' or 'tenant:<name>'. Each has at most one parent; spending
+-- in an account counts in all accounts above it. Amounts are nano-USD: integers, so that sums are exact.
 --
--- A conversation is charged by the sum of its whole log, so a repeated or a late charge adds nothing. `own` is that sum;
--- `spent` counts its delegates too. What was reserved for a call whose worker died, or whose reply was cut off, is
--- `lost`: the provider may bill it, so it counts against the limit, but it is not `spent`. What is reserved for a call
--- that is on its way through a batch of the provider's is nobody's: its worker is '-', and it ends with the reply.
--- The account of a conversation goes with it, or, if it has a limit, delegates or a call under way then, with the last of
--- these: until then it is `deleted`, and for a day after that, because a repeated charge would charge all of it again.
+-- A conversation is charged by the sum of its whole log, so a repeated or late charge adds nothing. `own` is that sum;
+-- `spent` includes its delegates. The reservation of a call whose worker died, or whose reply was cut off, becomes `lost`:
+-- the provider may bill it, so it counts against the limit, but it is not `spent`. The reservation of a call in a
+-- provider's batch has no worker ('-') and ends with the reply.
+-- The account of a conversation is deleted with it. If it then has a limit, delegates or a call in flight, it is deleted
+-- with the last of these: until then, and for a day after, it is marked `deleted`, because a repeated charge would charge
+-- the whole log again.
 --
--- Who waits for an account is served in the order in which it came, and later ones stand behind it: nobody
--- overtakes, not even a smaller call, or a large one would wait for ever. Room that is there is kept for whom it woke,
--- but not for long: somebody that was woken and does not come keeps its place for a while and holds nobody up.
+-- Conversations that wait for an account are served in order of arrival. No overtaking: if smaller calls went first, a
+-- large one could wait for ever. Funds are reserved for a woken conversation, but not for long: if it does not respond, it
+-- keeps its place for a while and does not block others.
 
 local fair_queue = require('limits/fair_queue')
 local store = require('store/prelude')
 
 local SWEEP_MS, MAX_DEPTH = 500, 24
-local CHANGES_CHARS = 1000     -- how much is remembered of the keys of the latest changes of a limit
+local CHANGES_CHARS = 1000     -- maximum length of the remembered keys of limit changes
 local DELETED_MS = 86400000
 
 local function budget(shard, account) return shard .. ':budget:' .. account end
@@ -41,7 +42,7 @@ local function add(shard, chain, field, amount)
   end
 end
 
--- An account and all above it.
+-- An account and all accounts above it.
 local function chain_of(shard, account)
   local chain = {}
   while account and #chain < MAX_DEPTH do
@@ -51,7 +52,7 @@ local function chain_of(shard, account)
   return chain
 end
 
--- Make the accounts known, each as a child of the next.
+-- Create the accounts, each as a child of the next.
 local function enroll(shard, accounts)
   for i, account in ipairs(accounts) do
     if redis.call('EXISTS', budget(shard, account)) == 0 then redis.call('HSET', budget(shard, account), 'spent', 0) end
@@ -87,8 +88,8 @@ local function give_back(shard, cid, held)
   add(shard, chain_of(shard, held.account), 'reserved', -held.amount)
 end
 
--- Let the account of a conversation that was deleted expire once nothing keeps it, and those above it that it has kept.
--- Who deletes conversations may have no right to accounts of other kinds.
+-- Expire the account of a deleted conversation once nothing keeps it, and then the accounts above that it has kept. The
+-- caller may have no rights to accounts of other kinds.
 local function drop_deleted(shard, account)
   for _ = 1, MAX_DEPTH do
     local key, cid = budget(shard, account), string.match(account, '^conversation:(.*)$')
@@ -114,12 +115,12 @@ local function lose(shard, cid, held)
   drop_deleted(shard, held.account)
 end
 
--- Begin the account of a conversation again whose id a deleted one had.
+-- Reset the account of a deleted conversation for a new one with the same id.
 local function begin_again(shard, cid, account, token)
   local key = budget(shard, account)
   if not store.get(key, 'deleted') then return end
   local held = reserved_for(shard, cid, 'held')
-  if held and held.token >= token then return end  -- the deleted one's owner asks again
+  if held and held.token >= token then return end  -- the deleted one's owner repeats its request
   if held then lose(shard, cid, held) end
   redis.call('HDEL', shard .. ':ledger:lost', cid)
   if not store.get(key, 'limit') and redis.call('SCARD', key .. ':children') == 0 then
@@ -133,8 +134,8 @@ local function begin_again(shard, cid, account, token)
   if parent then redis.call('SADD', budget(shard, parent) .. ':children', account) end
 end
 
--- Charge what the log of a conversation has come to. A reply that is in the log after all was not lost. An older token
--- than the caller's is a former owner's: its call is over.
+-- Charge the total of a conversation's log. A reply that is in the log was not lost. A reservation with an older token
+-- than the caller's is a former owner's, whose call has ended.
 local function charge(shard, cid, account, token, total)
   local chain = chain_of(shard, account)
   local delta = total - number(budget(shard, account), 'own')
@@ -161,17 +162,17 @@ local function charge(shard, cid, account, token, total)
   end
 end
 
--- What an account has left, as it stands. nil without a limit.
+-- The current limit and commitments of an account; nil without a limit.
 local function room_of(shard, account)
   local key = budget(shard, account)
   local limit = store.get(key, 'limit')
   if not limit then return nil end
-  limit = tonumber(limit) or 0  -- a limit that is not a number lets nothing pass
+  limit = tonumber(limit) or 0  -- an invalid limit allows nothing
   local reserved = number(key, 'reserved')
   return {limit = limit, reserved = reserved, committed = number(key, 'spent') + number(key, 'lost') + reserved}
 end
 
--- Whether there is room for an amount. The last call may pass the limit, if it is the only one under way.
+-- Whether an account can pay an amount. The last call may exceed the limit if it is the only one in flight.
 local function fits(room, amount)
   if not room then return true end
   if room.committed >= room.limit then return false end
@@ -199,14 +200,14 @@ local function leave(key, cid)
   redis.call('HDEL', key .. ':wanted', cid)
 end
 
--- Go through those who wait for an account, in order, and set aside what they are to have.
--- Returns who may call now, whether the end of the queue was reached, and what is left then (nil without a limit).
+-- Go through the waiting conversations of an account in order, and set aside their amounts.
+-- Returns those that may call now, whether the end of the queue was reached, and the remaining room (nil without a limit).
 local function served(shard, account, now)
   local key, room, turn = budget(shard, account), room_of(shard, account), {}
   local waiting, is_whole = fair_queue.scan(key .. ':waiting')
   for _, cid in ipairs(waiting) do
     local waiter = waiter_of(key, cid)
-    if not waiter then leave(key, cid) end  -- it asks again, if it is one
+    if not waiter then leave(key, cid) end  -- if it still waits, it asks again
     waiter = waiter or {amount = 0, at = now, wakes = 2}
     local is_late = waiter.wakes > 1 or (waiter.wakes == 1 and now - waiter.at >= fair_queue.PATIENCE_MS)
     if fits(room, waiter.amount) then
@@ -220,7 +221,7 @@ local function served(shard, account, now)
   return turn, is_whole, room
 end
 
--- Since when a conversation waits for one of these accounts; nil when it does not.
+-- Since when a conversation waits for one of these accounts; nil if it does not wait.
 local function waits_since(shard, chain, cid)
   for _, account in ipairs(chain) do
     local since = fair_queue.place_in(budget(shard, account) .. ':waiting', cid)
@@ -236,7 +237,7 @@ local function stand(shard, account, cid, amount, since)
   note(key, cid, {amount = amount, at = 0, wakes = 0})
 end
 
--- Whether it is the turn of this conversation in an account; of one that has waited for another account by its time.
+-- Whether a conversation may spend an amount from an account. If it waits for another account, by its time of arrival.
 local function may_spend(shard, account, cid, amount, since, now)
   if since then
     stand(shard, account, cid, amount, since)
@@ -252,7 +253,7 @@ local function stop_waiting(shard, chain, cid)
   for _, account in ipairs(chain) do leave(budget(shard, account), cid) end
 end
 
--- Wake those whose turn it is in one of these accounts, unless they were woken a moment ago.
+-- Wake the conversations whose turn it is in an account, unless they were woken a moment ago.
 local function wake_of(shard, account, now, woken)
   local key = budget(shard, account)
   for _, cid in ipairs(served(shard, account, now)) do
@@ -283,7 +284,7 @@ local function extend(list, others)
   return list
 end
 
--- What dead workers had reserved is lost, not blocked; and whom somebody kept waiting that does not come is woken.
+-- Move the reservations of dead workers to `lost`, and wake conversations that waited for one that does not respond.
 local function sweep(shard, now)
   local swept = tonumber(redis.call('GET', shard .. ':ledger:swept') or 0) or 0
   if now - swept < SWEEP_MS then return {} end
@@ -293,7 +294,7 @@ local function sweep(shard, now)
     local held = reserved_for(shard, flat[i], 'held')
     if held then
       if is_alive[held.worker] == nil then is_alive[held.worker] = store.alive(shard, held.worker) end
-      -- Nobody takes the reply of a call that is in a batch once its conversation is deleted.
+      -- Once its conversation is deleted, the reply to a call in a batch has no receiver.
       local is_over = held.worker == '-' and redis.pcall('HEXISTS', budget(shard, held.account), 'deleted') == 1
       if is_over or not is_alive[held.worker] then
         store.attempt(shard, shard .. ':ledger:held', flat[i], lose, shard, flat[i], held)
@@ -310,7 +311,7 @@ local function reply(outcome, detail, woken)
   return answer
 end
 
--- deck_budget_reserve: may this conversation spend so much? If not, it is woken when there is room.
+-- deck_budget_reserve: reserve an amount for a conversation. If funds are short, it is woken when there are enough.
 -- ARGV cid, worker, token, amount, sum of its log, account, parent account …
 -- returns {'reserved', '', woken …} {'exhausted', account, woken …} {'fenced', '', woken …}
 local function reserve(keys, args)
@@ -340,7 +341,7 @@ local function reserve(keys, args)
   return reply('reserved', '', extend(woken, wake(shard, chain, now)))
 end
 
--- deck_budget_settle: charge what the log has come to, and end the reservation.
+-- deck_budget_settle: charge the total of the log, and end the reservation.
 -- ARGV cid, token, outcome, sum of its log, account, parent …
 --   outcome 'done', or 'lost': the call may be billed and brought no reply
 -- returns {'settled', '', woken …}
@@ -364,7 +365,7 @@ local function settle(keys, args)
   return reply('settled', '', extend(woken, wake(shard, chain, now)))
 end
 
--- deck_budget_withdraw: a conversation does no longer wait for its budget.  ARGV cid, account
+-- deck_budget_withdraw: remove a conversation from the queue of its budget.  ARGV cid, account
 -- returns {'withdrawn', '', woken …}
 local function withdraw(keys, args)
   local chain = chain_of(keys[1], args[2])
@@ -372,8 +373,8 @@ local function withdraw(keys, args)
   return reply('withdrawn', '', wake(keys[1], chain, store.now_ms(keys[1])))
 end
 
--- deck_budget_sweep: see after what dead workers had reserved, and move away what is of another type.
--- ARGV account …: whose keys are looked at besides.  returns {'swept', '', woken …}
+-- deck_budget_sweep: move the reservations of dead workers to `lost`, and keys of another type away.
+-- ARGV account …: further accounts whose keys are checked.  returns {'swept', '', woken …}
 local function sweep_now(keys, args)
   for name, kind in pairs({held = 'hash', lost = 'hash', crowded = 'set', swept = 'string'}) do
     store.is_there(keys[1], keys[1] .. ':ledger:' .. name, kind)
@@ -388,8 +389,8 @@ local function sweep_now(keys, args)
 end
 
 -- deck_budget_limit: set a limit, or change it by an amount.
--- ARGV key of this very change, 'set', 'add' or 'from <limit>', amount or '' for no limit, account, parent …
---      'from <limit>': set it if it is this one; 'from ': if there is none
+-- ARGV key of this change, 'set', 'add' or 'from <limit>', amount or '' for no limit, account, parent …
+--      'from <limit>': set it if this is the current limit; 'from ': if there is none
 -- returns {'changed', limit or '', woken …} {'other', limit or ''}
 local function change_limit(keys, args)
   local shard, accounts = keys[1], accounts_from(args, 4)
@@ -416,9 +417,9 @@ local function change_limit(keys, args)
   return reply('changed', limit, wake(shard, chain, store.now_ms(keys[1])))
 end
 
--- deck_budget_forget: a conversation is deleted. What it has spent stays in the accounts above its own. An account with a
--- limit is kept as long as it has one, and one with delegates or a call under way until these have ended; a call in a
--- batch ends with the next sweep, because nobody is left to take the reply.  ARGV cid, account
+-- deck_budget_forget: delete the account of a deleted conversation. Its spending stays in the accounts above. An account
+-- with a limit is kept as long as it has one, and one with delegates or a call in flight until these have ended; a call in
+-- a batch ends with the next sweep, because its reply has no receiver.  ARGV cid, account
 -- returns {'forgotten'} {'kept'}
 local function forget(keys, args)
   local shard, cid, account = keys[1], args[1], args[2]
@@ -429,7 +430,7 @@ local function forget(keys, args)
   local kept = store.attempt(shard, key, account, is_kept)
   local parent = store.attempt(shard, key, account, store.get, key, 'parent')
   local children = parent and budget(shard, parent) .. ':children'
-  -- A kept delegate keeps its parent too, or the accounts above could not be reached any more when its call ends.
+  -- A kept delegate keeps its parent too; otherwise the accounts above could not be found when its call ends.
   local is_listed = kept and (store.get(key, 'limit') or string.find(parent or '', '^conversation:'))
   if children and not is_listed then store.attempt(shard, children, account, redis.call, 'SREM', children, account) end
   if kept then
@@ -446,8 +447,8 @@ local function forget(keys, args)
   return {'forgotten'}
 end
 
--- deck_budget_adopt: a conversation comes back, and the accounts above it know what it and its delegates have spent.
--- ARGV sum of its log, account, parent account, what its delegates have spent.  returns {'adopted'} {'known'}
+-- deck_budget_adopt: create the account of a restored conversation, whose spending the accounts above it already include.
+-- ARGV sum of its log, account, parent account, spending of its delegates.  returns {'adopted'} {'known'}
 local function adopt(keys, args)
   local shard, account, parent = keys[1], args[2], args[3]
   local key, children = budget(shard, account), budget(shard, parent) .. ':children'
@@ -457,7 +458,7 @@ local function adopt(keys, args)
     redis.call('PERSIST', key)
     return {'known'}
   end
-  -- An account that does not know the sum of the log was made for a limit that somebody has set meanwhile.
+  -- An account without the sum of the log was created meanwhile to hold a limit.
   redis.call('HSET', key, 'own', args[1])
   redis.call('HSETNX', key, 'parent', parent)
   add(shard, {account}, 'spent', tonumber(args[1]) + (tonumber(args[4]) or 0))

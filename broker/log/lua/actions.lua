@@ -1,7 +1,7 @@
--- Actions: from the log to a tool worker, and claimed there before the side effect.
+-- Actions: their way from the log to a tool worker, which claims them before the side effect.
 -- Keys:  shard base  :act:<route> :act:interactive:<route>  streams  route: 'pool:<name>' or 'node:<name>'
---        conversation base  :once  hash  q:<action> -> '<stream>|<entry>' that carries it   w:<action> -> who claimed it
---                                  n:<action> -> how often   m:<action> -> it acts now   o:<action> -> what settled it
+--        conversation base  :once  hash  q:<action> -> '<stream>|<entry>' that carries it   w:<action> -> its claimer
+--                                  n:<action> -> attempts   m:<action> -> it acts now   o:<action> -> ids that settled it
 
 local groups = require('log/lua/groups')
 local history = require('log/lua/history')
@@ -12,7 +12,7 @@ local store = require('store/prelude')
 local turns = require('log/lua/turns')
 local actions = {}
 
-local NODES_LOOKED_AT = 16       -- by each action that comes into the line of a pool
+local NODES_LOOKED_AT = 16       -- by each action that joins the line of a pool
 local WAITING_FOR_POOL = turns.WAITING .. ' p'
 
 local function add_action(stream, once, cid, action, bytes, workspace, is_for_pool)
@@ -24,7 +24,7 @@ local function add_action(stream, once, cid, action, bytes, workspace, is_for_po
   redis.call('HSET', once, 'q:' .. action, stream .. '|' .. redis.call('XADD', stream, '*', unpack(fields)))
 end
 
--- Put an action whose turn it is into its stream, unless it has been settled or sent elsewhere meanwhile.
+-- Put an action into its stream when its turn has come, unless it was settled or sent elsewhere meanwhile.
 function actions.hand_over_action(shard, stream, member)
   local cid, action = string.match(member, '^(.*) (%d+)$')
   if not cid then return false end
@@ -41,7 +41,7 @@ function actions.hand_over_action(shard, stream, member)
   return true
 end
 
--- The action streams that a worker said it reads. A hash that was forged must not have other keys tended as such.
+-- The action streams that a worker registered. A forged hash must not make other keys be maintained as action streams.
 function actions.streams_of(shard, worker)
   local found, root = {}, shard .. ':act:'
   for stream in string.gmatch(store.get(shard .. ':worker:' .. worker .. ':about', 'streams') or '', '%S+') do
@@ -50,14 +50,14 @@ function actions.streams_of(shard, worker)
   return found
 end
 
--- The line of a node beside the one of a pool's stream, nil for any other stream.
+-- The line of a node that corresponds to a pool's stream; nil for any other stream.
 local function line_beside(shard, stream, node)
   local name = string.sub(stream, #shard + 1)
   local lane = string.match(name, '^(:act:)pool:') or string.match(name, '^(:act:interactive:)pool:')
   return lane and node and shard .. ':turns' .. lane .. 'node:' .. node
 end
 
--- Whether each node that is there has its own line, so that none waits for what comes into a pool's line.
+-- Whether every live node has its own line, so that no node needs the new entries of a pool's line.
 local function all_nodes_have_lines(shard, stream)
   local present = redis.call('ZRANGEBYSCORE', shard .. ':nodes', store.now_ms(shard), '+inf', 'LIMIT', 0, NODES_LOOKED_AT)
   for _, node in ipairs(present) do
@@ -67,7 +67,7 @@ local function all_nodes_have_lines(shard, stream)
   return #present > 0 and #present < NODES_LOOKED_AT
 end
 
--- Fill the window of an action stream. A node takes from the line of a pool what would be next in its own line.
+-- Fill the window of an action stream. From a pool's line, a node takes only what would be next in its own line.
 function actions.pump_actions(shard, stream, node)
   if not turns.has_waiting(turns.line_of(shard, stream)) then return end
   local line, may_go = line_beside(shard, stream, node), nil
@@ -81,9 +81,9 @@ function actions.pump_actions(shard, stream, node)
   turns.pump(shard, stream, groups.TOOLS, actions.hand_over_action, may_go)
 end
 
--- Put an action on the action stream of its conversation's node, or of its pool while it has none. One that wants a
--- certain pool ('pool:<name>') goes to that pool wherever the workspace is, and says so ('p'). The stream of interactive
--- actions is there once a worker has registered that reads it.
+-- Put an action on the action stream of its conversation's node, or of its pool while it has no node. If `wanted` is
+-- 'pool:<name>', it goes to that pool wherever the workspace is, and the entry says so ('p'). The stream of interactive
+-- actions exists once a worker that reads it has registered.
 function actions.enqueue(shard, meta, once, cid, action, bytes, wanted)
   local found = redis.call('HMGET', meta, 'node', 'pool', 'workspace', 'class', 'tenant')
   local node, pool, workspace, class, tenant = unpack(found)
@@ -105,13 +105,13 @@ function actions.enqueue(shard, meta, once, cid, action, bytes, wanted)
   end
 end
 
--- Acknowledge an action's entry, given as '<stream>|<entry>'; one that lines up has none.
+-- Acknowledge an action's entry, given as '<stream>|<entry>'. An action in a line has no entry.
 function actions.acknowledge(place)
   local stream, entry = string.match(place, '^(.*)|(.*)$')
   if stream and groups.id_parts(entry) then redis.call('XACK', stream, groups.TOOLS, entry) end
 end
 
--- dispatch: see to it that an appended action reaches a tool worker; repeating it is harmless.
+-- dispatch: make sure that an appended action reaches a tool worker. Idempotent.
 -- ARGV  cid, worker, token, action id, bytes, 'pool:<name>' or ''
 -- returns  {'queued'} {'running', worker} {'settled'} {'enqueued'} {'fenced'}
 local function dispatch(keys, args)
@@ -134,23 +134,25 @@ local function dispatch(keys, args)
   return {'enqueued'}
 end
 
--- claim_action: take an action up before its side effect. The entry it is claimed with (q:<action>) carries it from
--- then on; copies of it are dropped.
--- ARGV  cid, action id, worker, node, stream, entry, '1' if any node may run it, which then is not bound by it,
---       checksum of the action, see remembers: what the log has lost must not take the number from another action;
---       '1' if the reply is to end with the secrets, see secrets_of
--- returns  {'claimed', attempt, moves} {'reclaimed', attempt, previous worker, moves}   run it, or ask the journal first
---          moves: how often the workspace was taken off a lost node
+-- claim_action: claim an action before its side effect. From then on, the entry it is claimed with (q:<action>) carries
+-- it; copies of it are dropped.
+-- ARGV  cid, action id, worker, node, stream, entry,
+--       '1' if any node may run it; then the claim does not bind the workspace to the node,
+--       checksum of the action, see remembers: an action that the log has lost must not be run in place of another one,
+--       '1' to end the reply with the secrets, see secrets.read
+-- returns  {'claimed', attempt, moves}                     run it
+--          {'reclaimed', attempt, previous worker, moves}  ask the journal first
+--          moves: how often the workspace was moved away from a lost node
 --          (a worker that repeats its claim, because a reply or its entry came twice, is its own previous worker)
 --          {'settled'} {'busy', worker} {'forwarded', node} {'missing'} {'closed'}   acknowledged; nothing to do
 --          {'lost', last}   acknowledged: the log does not hold the action
---          {'swept'}   nothing was touched: the entry has been handed on
+--          {'swept'}   nothing was changed: the entry has been handed to others
 local function claim_action(keys, args)
   local base, shard = keys[1], keys[2]
   local meta, once = base .. ':meta', base .. ':once'
   local cid, action, worker, node, stream, entry, anywhere, checksum, wants_secrets = unpack(args)
   if not store.alive(shard, worker) then return {'swept'} end
-  -- This entry was taken up: the next one comes from the node's line, or from a pool's.
+  -- This entry left the stream: the next one comes from the node's line, or from a pool's.
   actions.pump_actions(shard, stream, node)
   for _, other in ipairs(actions.streams_of(shard, worker)) do
     if other ~= stream then actions.pump_actions(shard, other, node) end
@@ -182,7 +184,7 @@ local function claim_action(keys, args)
   local moves = tonumber(store.get(meta, 'moves')) or 0
   if before == worker then return {'reclaimed', tonumber(store.get(once, 'n:' .. action)) or 1, worker, moves, hidden} end
   if not before then return {'claimed', redis.call('HINCRBY', once, 'n:' .. action, 1), moves, hidden} end
-  -- The first worker that dies with it counts against it, and then only one that died while it acted.
+  -- The first worker that dies with an action counts against it; after that, only one that died while it acted.
   local attempts = tonumber(store.get(once, 'n:' .. action)) or 0
   if attempts < 2 or store.get(once, 'm:' .. action) then attempts = redis.call('HINCRBY', once, 'n:' .. action, 1) end
   redis.call('HDEL', once, 'm:' .. action)
@@ -191,8 +193,8 @@ local function claim_action(keys, args)
   return {'reclaimed', attempts, before, moves, hidden}
 end
 
--- mark_action: say that an action that workers have died with acts ('1') or only waits ('0'). The death of a worker in
--- between counts against it.
+-- mark_action: record that an action that workers have died with acts ('1') or only waits ('0'). If its worker dies while
+-- it acts, the death counts against it.
 -- ARGV  action id, worker, '1' or '0'.  returns {'marked'} {'lost'}
 local function mark_action(keys, args)
   local once, action = keys[1] .. ':once', args[1]

@@ -1,11 +1,11 @@
--- Admission: whether a conversation may begin now.
--- Keys:  shard base  :open:<tenant>   zset  conversations that are not settled -> created (ms)
---                    :paces           hash  tenant -> when its allowance for a minute is whole again (ms)
---                    :tenants         hash  see tenants.lua; ':memory' -> of the server's memory: up to 1 a share of
---                                           maxmemory, above it bytes, 0 no bound
---                    :refused         hash  'memory', 'open', 'pace' -> how many beginnings were refused for it
--- Only beginnings are refused. Messages, observations, steps and delegates are admitted until the server is full, so what
--- the bound leaves free is theirs.
+-- Admission: decides whether a conversation may start now.
+-- Keys:  shard base  :open:<tenant>   zset  unsettled conversations -> created (ms)
+--                    :paces           hash  tenant -> when its allowance for a minute is full again (ms)
+--                    :tenants         hash  see tenants.lua; ':memory' -> bound of the server's memory: up to 1 a share of
+--                                           maxmemory, above 1 bytes, 0 no bound
+--                    :refused         hash  'memory', 'open', 'pace' -> number of refused starts
+-- Only starts are refused. Messages, observations, steps and delegates are admitted until the server is full, so the
+-- memory above the bound is reserved for them.
 
 local store = require('store/prelude')
 local tenants = require('log/lua/tenants')
@@ -15,13 +15,13 @@ local USUAL_MEMORY = 0.8
 local OPEN_RETRY_MS, MEMORY_RETRY_MS, MINUTE_MS = 5000, 15000, 60000
 local LOOKED_AT = 64
 
--- The states in which a conversation needs no worker until somebody speaks up; see broker/contract/agent_state.py.
+-- The states in which a conversation needs no worker until the next message; see broker/contract/agent_state.py.
 local SETTLED = {finished = true, rejected = true, error = true, stopped = true, awaiting_user_input = true,
   awaiting_user_confirmation = true, paused = true}
 
 local function open_key(shard, name) return shard .. ':open:' .. name end
 
--- Count a conversation among the open ones of its tenant, or no longer.
+-- Add a conversation to the open ones of its tenant, or remove it.
 function admission.count_open(shard, name, cid, state, created)
   local key = open_key(shard, name)
   if not store.is_there(shard, key, 'zset') and SETTLED[state] then return end
@@ -34,8 +34,8 @@ local function is_open(meta)
   return last and not closed and not SETTLED[state]
 end
 
--- How many conversations of a tenant are open. Before that refuses anybody, the oldest are looked at: those that the
--- store has lost or closed since do not count.
+-- The number of open conversations of a tenant. Before a refusal, check the oldest ones and remove those that were lost or
+-- closed.
 local function open_of(shard, name, most)
   local key = open_key(shard, name)
   if not store.is_there(shard, key, 'zset') then return 0 end
@@ -47,7 +47,7 @@ local function open_of(shard, name, most)
   return redis.call('ZCARD', key)
 end
 
--- The refusal for the store's memory; nil: there is room, or nobody knows.
+-- The refusal for the store's memory; nil if there is room, or if the server does not report its memory.
 local function memory_refusal(shard)
   local bound = store.number_of(store.get(shard .. ':tenants', ':memory')) or USUAL_MEMORY
   if bound <= 0 then return nil end
@@ -60,21 +60,21 @@ local function memory_refusal(shard)
   return {'refused', 'memory', '', used, most, MEMORY_RETRY_MS}
 end
 
--- Count a refusal. It stands even where the count cannot be written.
+-- Count a refusal. A failure to count does not change it.
 local function counted(shard, refusal)
   redis.pcall('HINCRBY', shard .. ':refused', refusal[2], 1)
   return refusal
 end
 
--- When the pace of a tenant allows one more beginning, in ms from now, and when its allowance is whole again after that.
+-- How many ms to wait until the pace of a tenant allows one more start, and when its allowance is full again after that.
 local function pace_of(shard, name, most, now)
   local step = MINUTE_MS / most
   local whole = math.max(store.number_of(store.get(shard .. ':paces', name)) or 0, now) + step
   return math.max(0, whole - now - MINUTE_MS), whole
 end
 
--- Whether a conversation of a tenant may begin. Returns the refusal, or nil and what to note once it has begun.
--- elsewhere: how many of the tenant's conversations are open in other shards
+-- Decide whether a conversation of a tenant may start. Returns the refusal; or nil and what to record once it has started.
+-- elsewhere: number of the tenant's open conversations in other shards
 function admission.decide(shard, tenant, elsewhere, now)
   local name, _, most, pace = tenants.share_of(shard, tenant)
   local refusal, whole = memory_refusal(shard), nil
@@ -91,9 +91,9 @@ function admission.decide(shard, tenant, elsewhere, now)
   return nil, name, whole
 end
 
--- admit: whether a conversation may begin now, for those who have to store something before. Nothing is noted.
--- KEYS shard base.  ARGV cid, tenant, how many of its conversations are open in other shards
--- returns {'admitted'} {'refused', …} as append does; one that has begun is admitted
+-- admit: check whether a conversation may start now, for callers that must store something before. Writes nothing.
+-- KEYS shard base.  ARGV cid, tenant, number of its open conversations in other shards
+-- returns {'admitted'} {'refused', …} as append does; a started conversation is admitted
 local function admit(keys, args)
   local shard = keys[1]
   if store.get(shard .. ':c:' .. args[1] .. ':meta', 'last_id') then return {'admitted'} end

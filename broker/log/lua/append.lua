@@ -1,9 +1,9 @@
--- Append: the only way into a log.
--- Keys:  conversation base  :events  stream   :meta  hash  what `ls` shows, and who waits for what
+-- Append: the only function that writes to a log.
+-- Keys:  conversation base  :events  stream   :meta  hash  the fields of `ls`, and those of owners and waits
 --                           :once    hash  'create:<key>', 'p:<key>', 'o:<action>' -> '<first>:<last>' of an append
 --        shard base         :index   zset  conversation -> created (ms)   :awaited :expiring :parked :dead  zsets
 --                           :notices stream   and those of wakeups, actions, admission, labels and webhooks
--- Holds: an append that is repeated is made once; a former owner's is refused by its token.
+-- Holds: a repeated append is written once; an append by a former owner is refused by its token.
 
 local actions = require('log/lua/actions')
 local admission = require('log/lua/admission')
@@ -15,12 +15,12 @@ local store = require('store/prelude')
 local wakeups = require('log/lua/wakeups')
 local webhooks = require('log/lua/webhooks')
 
-local MOST_CARRIED_BYTES = 16384  -- of an observation that reaches the owner with its notification
+local MOST_CARRIED_BYTES = 16384  -- of an observation that the owner gets with its notification
 
--- What a conversation is created with and keeps: no later append changes whose it is.
+-- Fields that are set at creation only: no later append changes the tenant of a conversation.
 local FIXED = {class = true, tenant = true, open_in = true}
 
--- The value of one of the fields that `append` is given, as {name, value, …}.
+-- The value of a field of the call's `fields`, {name, value, …}.
 local function given(fields, name)
   for at = 1, #fields, 2 do
     if fields[at] == name then return fields[at + 1] end
@@ -28,8 +28,8 @@ local function given(fields, name)
   return nil
 end
 
--- Note when a conversation that is created may begin, given as {delay_ms = from now, limit_ms = until it expires},
--- either of them nil. Returns whether it has to wait.
+-- Record when a new conversation may start: start.delay_ms from now, start.limit_ms until it expires; either may be nil.
+-- Returns whether it has to wait.
 local function plan_start(shard, meta, cid, now, wall, start)
   local delay, limit = start.delay_ms, start.limit_ms
   redis.call('HSET', meta, 'planned', 'waiting')
@@ -45,15 +45,15 @@ end
 
 local NO_FIELDS = {}
 
--- What is read of the conversation, at once: a call into the server costs more than the work it does here.
+-- The fields read from the conversation, in one command: a call into the server costs more than all other work here.
 local READ = {'last_id', 'closed', 'node', 'owner', 'token', 'rung', 'append_key', 'append_ids', 'crashes', 'mark',
   'awaited', 'noticed', 'open_in', 'created_ms', 'double_texting', 'busy', 'planned', 'tenant'}
 local CLOSED, NODE, OWNER, TOKEN, RUNG, APPEND_KEY, APPEND_IDS, CRASHES, MARK, AWAITED, NOTICED, OPEN_IN, CREATED,
   DOUBLE_TEXTING, BUSY, PLANNED, TENANT = 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18
 
--- One append: its keys, what the call says, the times, and what was found of the conversation, by the places in READ.
--- Its steps add `key`, by which a repetition is known, `whole` (see admission.decide), `first`, and change `last`,
--- `open_in` and `must_wait`. More fields would cost a larger table with every append.
+-- The context of one append: keys, call, times, and the conversation's fields by their positions in READ. Its steps add
+-- `key`, which identifies a repetition, `whole` (see admission.decide) and `first`, and change `last`, `open_in` and
+-- `must_wait`. More fields would need a larger table for every append.
 local function start(keys, args)
   local base, shard, call = keys[1], keys[2], cmsgpack.unpack(args[2])
   local meta = base .. ':meta'
@@ -65,13 +65,13 @@ local function start(keys, args)
     open_in = found[OPEN_IN], must_wait = call.quiet}
 end
 
--- Acknowledge the action's entry that a tool worker answers.
+-- Acknowledge the entry of the action that a tool worker answers.
 local function acknowledge(a)
   if a.call.place then actions.acknowledge(a.call.place) end
 end
 
--- Whether a producer's append is refused: the conversation is at work and takes no message then, or it need not expire
--- any more.
+-- Whether a producer's append is refused: the conversation works and rejects messages meanwhile, or an expiry comes too
+-- late.
 local function is_refused(a)
   if a.call.condition == 'expire' then return a.found[PLANNED] ~= 'waiting' end
   local policy = string.match(a.call.condition, '^message:(.*)$')
@@ -79,7 +79,7 @@ local function is_refused(a)
   return (policy ~= '' and policy or a.found[DOUBLE_TEXTING]) == 'reject' and a.found[BUSY] == '1'
 end
 
--- By who appends: the reply if nothing is to be written; nil otherwise.
+-- Checks by kind of writer. Each returns the reply if nothing must be written, and otherwise nil.
 local check = {}
 
 function check.create(a)
@@ -147,10 +147,10 @@ local function create(a)
   a.must_wait = call.start and plan_start(shard, meta, cid, a.now, wall, call.start)
 end
 
--- The fields that an append writes, and whether the labels are among them. Counts whether the conversation is open.
+-- The fields to write, and whether they contain labels. Updates the count of open conversations.
 local function fields_of(a)
   local fields, is_created, relabels, update = a.call.fields, a.call.by == 'create', false, {'updated_ms', a.wall}
-  -- Until its owner says otherwise; a message to a conversation that has not begun belongs to its task.
+  -- Until its owner changes it. A message to a conversation that has not started belongs to its task.
   if a.call.by == 'producer' and a.found[PLANNED] ~= 'waiting' and string.find(a.call.condition, '^message:') then
     update[3], update[4] = 'busy', '1'
   end
@@ -194,12 +194,13 @@ local function write_events(a)
   a.last = last
 end
 
--- Write the fields, with what tells a repetition of this append; the action that it answers tells a tool's.
+-- Write the fields, including those that identify a repetition of this append. A tool's append is identified by the action
+-- that it answers.
 local function write_fields(a, update, relabels)
   local by, ids, n = a.call.by, a.first .. ':' .. a.last, #update
   update[n + 1], update[n + 2] = 'last_id', a.last
   if by == 'owner' then
-    -- An append without events leaves the last id where it was: it must not pass for the append that moves it.
+    -- An append without events leaves the last id unchanged, so it must not be taken for the append that changed it.
     if a.last >= a.first then
       update[n + 3], update[n + 4], update[n + 5], update[n + 6] = 'append_key', a.key, 'append_ids', ids
     end
@@ -213,7 +214,7 @@ local function write_fields(a, update, relabels)
   if by == 'owner' and (a.found[CRASHES] or a.found[MARK]) then redis.call('HDEL', a.meta, 'crashes', 'mark') end
 end
 
--- Leave word for the doors and for webhooks, and wait for no time any more once it has expired.
+-- Queue notices for ingress workers and webhooks, and remove an expired conversation from its timers.
 local function leave_word(a)
   if a.found[AWAITED] and not a.found[NOTICED] and (a.call.by == 'owner' or a.call.condition == 'expire') then
     redis.call('XADD', a.shard .. ':notices', '*', 'c', a.cid)
@@ -229,7 +230,7 @@ local function leave_word(a)
   end
 end
 
--- Notify who decides next, unless it is the one who appends.
+-- Notify the owner or the ready stream, unless the owner itself appends.
 local function notify(a)
   if a.call.by == 'owner' then return end
   local call, bytes = a.call, a.args[3]
@@ -244,35 +245,35 @@ local function notify(a)
   end
 end
 
--- append: the only way into a log.
+-- append: the only function that writes to a log.
 -- KEYS  conversation base, shard base
 -- ARGV  cid, the arguments below in a map of MessagePack, the bytes of each event …
 --   by 'create'    key, pool   the conversation must not exist
---                  awaited: who waits for its end, or nil
---                  inner: it is part of another one's step, and neither refused nor counted; else elsewhere: how many
---                  conversations of the tenant are open in other shards, see admission.lua
---                  start: when it may begin, see plan_start, or nil
+--                  awaited: the caller to notify of its end, 'celery' or 'stream:<name>'; or nil
+--                  inner: it is part of another one's step, and neither refused nor counted; or else
+--                  elsewhere: number of the tenant's open conversations in other shards, see admission.lua
+--                  start: when it may start, see plan_start, or nil
 --   by 'producer'  key
---                  quiet: notify nobody
---                  condition 'message:<policy>': a person's message, refused while the agent works if the policy, by
---                  default the conversation's, is 'reject'; 'expire': refused unless the conversation waits to begin
---                  seen: the event that has to be the last one, or nil
+--                  quiet: send no notification
+--                  condition 'message:<policy>': a user's message, refused while the agent works if the policy, by
+--                  default the conversation's, is 'reject'; 'expire': refused unless the conversation is scheduled
+--                  seen: required id of the last event, or nil
 --   by 'tool'      worker, action, checksum of the action, see history.remembers
 --                  place: '<stream>|<entry>' to acknowledge, or nil
 --   by 'owner'     worker, token
---                  seen, checksum: of the last event the decision rests on
---                  key: of this very call, the same when it is repeated
---   events   for each one: dispatch '1': a runnable action to put on its action stream; 'pool:<name>': on that pool's
+--                  seen, checksum: of the last event that the decision is based on
+--                  key: identifies this call; a repetition has the same key
+--   events   for each one: dispatch '1': a runnable action for its action stream; 'pool:<name>': for that pool's
 --            answers: the action that an observation settles
---   fields   what `ls` shows: {name, value, …}; or nil
---   cancels  running actions to be stopped; '0': all programs of the workspace; or nil
---   secrets  how many values of the conversation the writer knows and hides; nil: it has looked them up
---   sample   one of these values, as it is encrypted
--- What an owner appends to a conversation that is waited for leaves one notice for the doors (meta.noticed until read).
+--   fields   the fields of `ls`: {name, value, …}; or nil
+--   cancels  running actions to stop; '0': all programs of the workspace; or nil
+--   secrets  number of secret values that the writer masks; nil: it has looked them up
+--   sample   one of these values, encrypted
+-- An owner's append to an awaited conversation adds one notice for ingress workers (meta.noticed until it is read).
 -- returns  {'appended', first, last} {'duplicate', first, last} {'fenced'} {'conflict', last} {'closed'} {'missing'}
---          {'exists'} {'busy'} {'lost', last}: the log does not hold what the writer remembers
+--          {'exists'} {'busy'} {'lost', last}: the log does not hold the event that the writer remembers
 --          {'secrets'}: there are values that the writer does not know; nothing was written
---          {'refused', 'memory' | 'open' | 'pace', tenant, how much there is, how much may be, when to try again in ms}
+--          {'refused', 'memory' | 'open' | 'pace', tenant, amount in use, bound, when to try again in ms}
 local function append(keys, args)
   local a = start(keys, args)
   if a.call.secrets and not secrets.are_known(a.base, a.call.secrets, a.call.sample) then return {'secrets'} end

@@ -4,10 +4,10 @@
 local store = require('store/prelude')
 local clock = {}
 
-local USUAL_TTL_MS = 1700       -- how long a heartbeat holds where the store is fast
-clock.CLOCKS_DIFFER_MS = 600000  -- by how much the clocks of two machines may differ that are both thought to be right
+local USUAL_TTL_MS = 1700       -- time to live of a heartbeat while the store is fast
+clock.CLOCKS_DIFFER_MS = 600000  -- tolerated difference between the clocks of two machines
 
--- Time in which no worker could beat, because the store was away or its clock jumped, counts against none.
+-- Do not count time in which no worker could beat, because the store was unavailable or its clock jumped.
 local function extend_deadlines(shard, passed)
   for _, key in ipairs({shard .. ':workers', shard .. ':nodes'}) do
     for _, name in ipairs(redis.call('ZRANGEBYSCORE', key, 1, '+inf')) do
@@ -16,11 +16,10 @@ local function extend_deadlines(shard, passed)
   end
 end
 
--- Keep the shard's time at a beat. A worker's monotonic clock cannot jump, so where it and the server's clock disagree
--- about how long a gap between two beats was, it is right. What it says may have been long under way: `lead`, how far
--- the shard's time is ahead of it, is the least that was seen. It creeps up, so that slow drift does not count.
--- monotonic: the worker's, in ms; nil for nobody who could vouch.  is_believed: then the server's clock counts, but
--- never back.
+-- Update the shard's time at a beat. If a worker's monotonic clock, which cannot jump, and the server's clock disagree about
+-- the gap between two beats, the worker's is right. Its value may be old when it arrives: `lead`, the difference between the
+-- shard's time and it, is the smallest one seen. It grows slowly, so that clock drift does not add up.
+-- monotonic: the worker's clock in ms; nil if there is none.  is_believed: then trust the server's clock, but never go back.
 function clock.keep_time(shard, worker, ttl, monotonic, is_believed)
   local about, wall = shard .. ':worker:' .. worker .. ':about', store.wall_ms()
   local said = store.number_of(store.get(about, 'ttl_ms')) or USUAL_TTL_MS
@@ -31,7 +30,7 @@ function clock.keep_time(shard, worker, ttl, monotonic, is_believed)
   local crept = least and least + (monotonic - seen) / 10
   local beat, before = store.number_of(kept[1]), store.number_of(kept[2])
   if not beat and redis.call('EXISTS', shard .. ':hooked') == 1 then
-    redis.call('HSET', shard .. ':clock', 'hooked', '1')  -- the one before was lost, or moved out of the way
+    redis.call('HSET', shard .. ':clock', 'hooked', '1')  -- the previous hash was lost, or moved away
   end
   if beat and before then
     local step = wall - beat
@@ -43,10 +42,10 @@ function clock.keep_time(shard, worker, ttl, monotonic, is_believed)
       now = before
     end
     now = math.max(now, before)
-    -- After a jump the time comes back to the server's clock, by a twentieth of what passes.
+    -- After a jump, the time returns to the server's clock by a twentieth of the time that passes.
     local most = math.min(now - before, store.BEAT_GAP_MS) / 20
     now = now + math.max(-most, math.min(most, wall - now))
-    -- By what this worker said before: its latest word may be a longer one, because the store has become slow for all.
+    -- By the worker's previous ttl: its latest one may be longer, because the store has become slow for all.
     if now - before > math.min(ttl, said) / 2 then extend_deadlines(shard, math.floor(now - before)) end
   end
   if monotonic then
@@ -57,7 +56,7 @@ function clock.keep_time(shard, worker, ttl, monotonic, is_believed)
   return math.floor(now)
 end
 
--- now: the shard's time.  KEYS shard base.  returns {'now', ms}
+-- now: return the shard's time.  KEYS shard base.  returns {'now', ms}
 local function now(keys)
   return {'now', store.now_ms(keys[1])}
 end

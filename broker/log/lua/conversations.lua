@@ -1,5 +1,5 @@
--- Conversations: they are closed, expire, and are forgotten.
--- Keys:  shard base  :expiring  zset  conversation -> when it expires   :awaited  zset  conversation -> when to look at it
+-- Conversations: close, expire and delete them.
+-- Keys:  shard base  :expiring  zset  conversation -> when it expires   :awaited  zset  conversation -> when to check it
 
 local admission = require('log/lua/admission')
 local groups = require('log/lua/groups')
@@ -8,9 +8,9 @@ local store = require('store/prelude')
 local turns = require('log/lua/turns')
 local conversations = {}
 
-conversations.FIRST_LOOK_MS = 5000       -- when a door looks at an awaited conversation that no notice has led it to
+conversations.FIRST_LOOK_MS = 5000       -- when an ingress worker checks an awaited conversation without a notice
 
--- close: refuse every further event.  ARGV cid.  returns {'closed'} {'missing'}
+-- close: refuse all further events.  ARGV cid.  returns {'closed'} {'missing'}
 local function close(keys, args)
   local meta, shard, cid = keys[1] .. ':meta', keys[2], args[1]
   if not store.get(meta, 'last_id') then return {'missing'} end
@@ -22,8 +22,8 @@ local function close(keys, args)
   return {'closed'}
 end
 
--- begin_deletion: take no more events, for good; `end_deletion` forgets the conversation. Until then it is listed.
--- ARGV  cid, id of the last event of a log that has been found settled
+-- begin_deletion: refuse all further events permanently. The conversation is listed until `end_deletion` deletes it.
+-- ARGV  cid, last id of the log at which the caller found it settled
 -- returns  {'begun'} {'owned', worker} {'news', last} {'missing'}
 local function begin_deletion(keys, args)
   local meta, shard = keys[1] .. ':meta', keys[2]
@@ -36,9 +36,9 @@ local function begin_deletion(keys, args)
   return {'begun'}
 end
 
--- end_deletion: forget a conversation whose deletion was begun: its keys, and where others name it. Blobs and files are
--- named by its log, so they go before.
--- ARGV  cid.  returns  {'deleted'} {'kept'} {'missing'}   kept: its deletion was not begun
+-- end_deletion: delete a conversation after begin_deletion: its keys, and its members in other keys. Its blobs and files
+-- must be deleted before, because its log names them.
+-- ARGV  cid.  returns  {'deleted'} {'kept'} {'missing'}   kept: begin_deletion was not called
 local function end_deletion(keys, args)
   local base, shard, cid = keys[1], keys[2], args[1]
   local meta = base .. ':meta'
@@ -62,7 +62,7 @@ local function end_deletion(keys, args)
   return {'deleted'}
 end
 
--- The conversations whose time to begin is over; those that do not wait any more are forgotten.
+-- The scheduled conversations that have expired. Removes those that are no longer scheduled from the set.
 function conversations.find_expired(shard, now)
   local found = {}
   for _, cid in ipairs(redis.call('ZRANGEBYSCORE', shard .. ':expiring', '-inf', now, 'LIMIT', 0, 64)) do
@@ -70,14 +70,14 @@ function conversations.find_expired(shard, now)
     local planned = store.is_there(shard, meta, 'hash') and redis.call('HMGET', meta, 'planned', 'closed')
     if planned and planned[1] == 'waiting' and not planned[2] then
       found[#found + 1] = cid
-      -- One that cannot be ended stands in no way.
+      -- One that cannot be ended must not block others.
       redis.call('ZADD', shard .. ':expiring', now + conversations.FIRST_LOOK_MS, cid)
     else redis.call('ZREM', shard .. ':expiring', cid) end
   end
   return found
 end
 
--- forget_caller: forget who waits for a conversation, unless it has begun.
+-- forget_caller: delete the caller to notify of a conversation's end, unless the conversation exists.
 -- KEYS  conversation base, shard base   ARGV  cid
 -- returns  {'forgotten'} {'begun'}
 local function forget_caller(keys, args)

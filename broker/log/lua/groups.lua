@@ -1,10 +1,10 @@
--- Consumer groups: their entries, and whether one still waits, is with a live worker, or is lost.
+-- Consumer groups: create them, and find out whether an entry is queued, delivered to a live worker, or lost.
 -- Keys: any stream of a shard.
 
 local store = require('store/prelude')
 local groups = {}
 
--- What the server says of a consumer group; nil when there is none.
+-- The server's description of a consumer group; nil if there is none.
 function groups.find(shard, stream, name)
   if not store.is_there(shard, stream, 'stream') then return nil end
   for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
@@ -25,7 +25,7 @@ function groups.id_parts(id)
   return tonumber(ms), tonumber(seq)
 end
 
--- Where an entry is, from '<stream>|<entry>', or from '<entry>' alone in the usual stream.
+-- Parse an entry's location: '<stream>|<entry>', or '<entry>' alone in the usual stream.
 function groups.place_in(text, usual)
   local stream, entry = string.match(text, '^(.*)|(.*)$')
   return stream or usual, entry or text
@@ -38,8 +38,8 @@ local function id_after(a, b)
   return a_seq > b_seq
 end
 
--- Whether an entry still waits to be delivered to a group ('queued'), was delivered to a live worker ('delivered'),
--- or is in nobody's hands ('lost').
+-- The state of an entry in a group: not delivered yet ('queued'), delivered to a live worker ('delivered'), or neither
+-- ('lost').
 function groups.delivery_state(shard, stream, group, entry)
   if not groups.id_parts(entry) or redis.call('EXISTS', stream) == 0 then return 'lost' end
   if #redis.call('XRANGE', stream, entry, entry) == 0 then return 'lost' end

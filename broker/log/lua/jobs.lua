@@ -1,10 +1,10 @@
--- Jobs: a job that is done alone has one place. Keys: the place, a string that expires.
+-- Jobs: a lock for a job that must not run twice at a time. Keys: the lock, a string that expires.
 
 local store = require('store/prelude')
 
--- hold_job: take, keep or give back the place of a job that is done alone.
--- KEYS its key, shard base.  ARGV 'take' | 'keep' | 'give', token, for how many ms.  returns {'held'} {'other'} {'given'}
---   A place that nobody would ever leave, or not for long, was not taken here, and keeps no job from being done.
+-- hold_job: take, keep or release the lock of a job.
+-- KEYS its key, shard base.  ARGV 'take' | 'keep' | 'give', token, time to live in ms.  returns {'held'} {'other'} {'given'}
+--   A lock without expiry, or with a longer one than `ms`, was not taken here and is replaced.
 local function hold_job(keys, args)
   local key, what, token, ms = keys[1], args[1], args[2], tonumber(args[3])
   local holder = store.is_there(keys[2], key, 'string') and redis.call('GET', key)

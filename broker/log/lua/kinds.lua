@@ -1,16 +1,16 @@
--- Kinds: the type that each key of a shard has. A key of another type is moved out of the way.
+-- Kinds: the type of each key of a shard. A key of another type is moved away.
 -- Keys: all of a shard, by name; see store.is_there.
 
 local store = require('store/prelude')
 local kinds = {}
 
--- What everybody needs of a shard: a key of another type among these is moved out of the way.
+-- The keys of a shard that all workers need.
 local KINDS = {ready = 'stream', takeovers = 'stream', unreadable = 'stream', unread = 'zset', parked = 'zset',
   workers = 'zset', index = 'zset', dead = 'zset', nodes = 'zset', clock = 'hash', notices = 'stream', awaited = 'zset',
   ['ready:interactive'] = 'stream', tenants = 'hash', paces = 'hash', expiring = 'zset', hooked = 'hash', news = 'zset',
   refused = 'hash'}
 
--- And what doors need of the first one; users of other roles may not reach it.
+-- Further keys of the first shard for ingress workers; users of other roles may not reach them.
 local FIRST_SHARD, KINDS_OF_THE_FIRST = 'deck:{0}', {revoked = 'zset'}
 
 function kinds.keep(shard)
@@ -22,8 +22,8 @@ function kinds.keep_of_role(shard, role)
   for name, kind in pairs(KINDS_OF_THE_FIRST) do store.is_there(shard, shard .. ':' .. name, kind) end
 end
 
--- keep_kind: move a key out of the way that is of another kind, see is_there.
--- KEYS key, base of the shard where it is noted.  ARGV kind.  returns {'there'} {'absent'}
+-- keep_kind: move a key of another type away, see is_there.
+-- KEYS key, base of the shard that records it.  ARGV kind.  returns {'there'} {'absent'}
 local function keep_kind(keys, args)
   return {store.is_there(keys[2], keys[1], args[1]) and 'there' or 'absent'}
 end

@@ -1,5 +1,5 @@
--- Lost nodes: what waits for one leaves it, and goes to the pools of its conversations.
--- Keys:  shard base  :nodes  zset   :clock  hash  nodes_left -> how many lost nodes were looked at   :act:node:<node>
+-- Lost nodes: move waiting entries from lost nodes to the pools of their conversations.
+-- Keys:  shard base  :nodes  zset   :clock  hash  nodes_left -> number of lost nodes checked so far   :act:node:<node>
 
 local actions = require('log/lua/actions')
 local nodes = require('log/lua/nodes')
@@ -7,9 +7,9 @@ local store = require('store/prelude')
 local turns = require('log/lua/turns')
 local lost_nodes = {}
 
-local NODES_AT_ONCE, LEFT_AT_ONCE = 64, 1000  -- of lost nodes with each beat, and of entries of each
+local NODES_AT_ONCE, LEFT_AT_ONCE = 64, 1000  -- lost nodes per beat, and entries per node
 
--- Send an entry elsewhere. Returns whether it stays: it is an order, or an action of a directory that is only there.
+-- Send an entry elsewhere. Returns whether it stays: it is an order, or an action in a directory that only this node has.
 local function leave_with(shard, node, stream, entry, about)
   local base = shard .. ':c:' .. about['c']
   local meta, once, place = base .. ':meta', base .. ':once', stream .. '|' .. entry
@@ -21,12 +21,12 @@ local function leave_with(shard, node, stream, entry, about)
   return false
 end
 
--- Send what waits for a lost node to the pools of its conversations. Entries that have left are removed, so that they do
--- not keep later ones from leaving; so are orders that have piled up, and a stream in which nothing is left.
+-- Send the waiting entries of a lost node to the pools of their conversations. Remove the sent entries, which would block
+-- later ones; also remove orders that have piled up, and an empty stream.
 local function leave_node(shard, node)
   for _, lane in ipairs({':act:interactive:node:', ':act:node:'}) do
     local stream = shard .. lane .. node
-    turns.end_line(shard, stream, actions.hand_over_action)  -- whence it leaves with all else
+    turns.end_line(shard, stream, actions.hand_over_action)  -- which is emptied below
     if store.is_there(shard, stream, 'stream') then
       local found = redis.call('XRANGE', stream, '-', '+', 'COUNT', LEFT_AT_ONCE)
       for _, item in ipairs(found) do
@@ -39,13 +39,13 @@ local function leave_node(shard, node)
   end
 end
 
--- A tool worker's beat is its node's; it sees to it that nothing waits for nodes that are lost.
+-- Extend the deadline of a tool worker's node at its beat, and empty the streams of lost nodes.
 function lost_nodes.maintain_nodes(shard, about, now)
   local node = store.get(about, 'node')
   if not node then return end
   local patience = store.number_of(store.get(about, 'node_patience_ms')) or nodes.NODE_PATIENCE_MS
   redis.call('ZADD', shard .. ':nodes', now + patience, node)
-  -- There may be many that never come back: each beat looks at the next of them.
+  -- Many nodes may never come back: each beat checks the next of them.
   local clock = shard .. ':clock'
   local kept = store.get(clock, 'nodes_left')
   local from = math.max(0, store.number_of(kept) or 0)

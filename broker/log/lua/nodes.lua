@@ -1,4 +1,4 @@
--- Nodes: where the workspace of a conversation is.
+-- Nodes: the node that holds a conversation's workspace.
 -- Keys:  shard base  :nodes  zset  node -> when it counts as lost      conversation base  :meta  node, moves, is_movable
 
 local store = require('store/prelude')
@@ -6,8 +6,8 @@ local nodes = {}
 
 nodes.NODE_PATIENCE_MS = 120000
 
--- Whether no tool worker of a node has sent a heartbeat for so long that its workspaces continue elsewhere. A node that
--- was never seen gets the time that others have.
+-- Whether a node had no heartbeat for so long that its workspaces move elsewhere. A node that was never seen gets the same
+-- time as others.
 function nodes.is_lost(shard, node)
   local now, deadline = store.now_ms(shard), redis.call('ZSCORE', shard .. ':nodes', node)
   if deadline then return tonumber(deadline) < now end
@@ -15,7 +15,7 @@ function nodes.is_lost(shard, node)
   return false
 end
 
--- Take a conversation off its node; a directory that somebody gave us is where it is, and nowhere else.
+-- Unbind a conversation from its node. A directory that a user provided exists only on its node and cannot move.
 function nodes.unbind(meta)
   if store.get(meta, 'is_movable') ~= '1' then return false end
   redis.call('HDEL', meta, 'node')
@@ -23,8 +23,8 @@ function nodes.unbind(meta)
   return true
 end
 
--- bind_node: put a workspace that has no node on one; where the conversation is gone, nothing is written.
--- ARGV  node.  returns {'bound', the node that it has} {'missing'}
+-- bind_node: bind a workspace to a node if it has none. Writes nothing if the conversation is gone.
+-- ARGV  node.  returns {'bound', its current node} {'missing'}
 local function bind_node(keys, args)
   local meta = keys[1] .. ':meta'
   if not store.get(meta, 'last_id') then return {'missing'} end

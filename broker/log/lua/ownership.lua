@@ -1,4 +1,4 @@
--- Ownership: who decides for a conversation. Its fencing token grows with each claim.
+-- Ownership: the worker that decides for a conversation. Its fencing token grows with each claim.
 -- Keys:  conversation base  :meta  owner, token, mark, crashes, orphan_of   :snapshot  string
 --        shard base         :worker:<id>:owned  set   :takeovers  stream
 
@@ -14,7 +14,7 @@ function ownership.is_owner(meta, worker, token)
   return store.get(meta, 'owner') == worker and store.get(meta, 'token') == token
 end
 
--- The set of what a worker owns. One of another type is moved out of the way, and found out again by the conversations.
+-- The set of a worker's conversations. A key of another type is moved away, and the set is rebuilt from the conversations.
 function ownership.owned_by(shard, worker)
   local key = shard .. ':worker:' .. worker .. ':owned'
   local kind = redis.call('TYPE', key)['ok']
@@ -26,11 +26,11 @@ function ownership.owned_by(shard, worker)
   return key
 end
 
--- claim: become the owner of a conversation nobody owns.
--- ARGV  cid, worker, ready entry to acknowledge or '', and, of those who want to know whose turn it is, the name of the
---       stream that it came from: 'ready' or 'ready:interactive'
+-- claim: become the owner of a conversation that has none.
+-- ARGV  cid, worker, ready entry to acknowledge or '', and optionally the name of the stream that the entry is from:
+--       'ready' or 'ready:interactive'
 -- returns  {'claimed', token, last, crashes, node or '', closed '1' or ''} {'yours'} {'owned'} {'missing'} {'swept'}
---          to those who want to know, 'claimed' ends with class, share and the share's weight
+--          with the optional argument, 'claimed' ends with class, share and the share's weight
 local function claim(keys, args)
   local base, shard = keys[1], keys[2]
   local meta, cid, worker, entry = base .. ':meta', args[1], args[2], args[3]
@@ -51,7 +51,7 @@ local function claim(keys, args)
     wakeups.notify_again(shard, meta, cid, now)
     return {'owned'}
   end
-  local owned = ownership.owned_by(shard, worker)  -- before anything is written: half a claim would be nobody's
+  local owned = ownership.owned_by(shard, worker)  -- before any write: an incomplete claim would have no owner
   local before = tonumber(store.get(meta, 'token')) or 0
   local token = before + 1
   if now > token then token = now end
@@ -76,7 +76,7 @@ local function claim(keys, args)
   return claimed
 end
 
--- release: give a conversation up, unless it has new events.
+-- release: release a conversation, unless it has new events.
 -- ARGV  cid, worker, token, id of the last event seen, for how many ms to park it or '', checksum of that event
 -- returns  {'released'} {'news', last} {'fenced'} {'lost', last}
 local function release(keys, args)
@@ -93,7 +93,7 @@ local function release(keys, args)
   return {'released'}
 end
 
--- due: whether a conversation that waits to begin may begin.  ARGV worker, token.
+-- due: return whether a scheduled conversation may start.  ARGV worker, token.
 -- returns  {'due'} {'wait', ms} {'expired'} {'fenced'}
 local function due(keys, args)
   local meta = keys[1] .. ':meta'
@@ -105,7 +105,8 @@ local function due(keys, args)
   return {'due'}
 end
 
--- mark: say that the conversation is being stepped ('1') or no longer ('0'); a worker that dies between is its victim.
+-- mark: record that a step of the conversation runs ('1') or not ('0'). A death of the worker while it runs counts against
+-- the conversation.
 -- ARGV  worker, token, '1' or '0'.  returns {'marked'} {'fenced'}
 local function mark(keys, args)
   local meta = keys[1] .. ':meta'
@@ -114,7 +115,7 @@ local function mark(keys, args)
   return {'marked'}
 end
 
--- snapshot: keep the owner's snapshot.  ARGV worker, token, bytes, id of the last event in it and its checksum
+-- snapshot: store the owner's snapshot.  ARGV worker, token, bytes, id of the last event in it and its checksum
 -- returns {'kept'} {'fenced'} {'lost', last}
 local function snapshot(keys, args)
   if not ownership.is_owner(keys[1] .. ':meta', args[1], args[2]) then return {'fenced'} end

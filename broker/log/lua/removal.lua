@@ -1,5 +1,6 @@
--- Removal: what a worker had goes back, after its death or when it leaves in order.
--- Keys:  shard base  :workers  zset   :worker:<id>:about|owned|mail   :dead  zset  conversation -> when it was given up
+-- Removal: hand back the work of a worker that has died or leaves.
+-- Keys:  shard base  :workers  zset   :worker:<id>:about|owned|mail   :dead  zset  conversation -> when it became a dead
+-- letter
 
 local actions = require('log/lua/actions')
 local groups = require('log/lua/groups')
@@ -8,7 +9,7 @@ local store = require('store/prelude')
 local wakeups = require('log/lua/wakeups')
 local removal = {}
 
--- Put an entry that a dead worker held back at the end of its stream, unless what it carries is settled, answered, or
+-- Move an entry of a dead worker to the end of its stream, unless its action or notification is settled, answered, or
 -- carried by another entry.
 local function give_entry_back(shard, stream, group, entry, fields)
   local about = store.pairs_of(fields)
@@ -36,7 +37,7 @@ local function give_entry_back(shard, stream, group, entry, fields)
   redis.call('HSET', key, field, before .. redis.call('XADD', stream, '*', unpack(fields)))
 end
 
--- Give back what a dead worker was handed and did not acknowledge. Returns whether nothing is left.
+-- Give back the unacknowledged entries of a dead worker. Returns whether none are left.
 function removal.give_back(shard, stream, group, worker, limit)
   if not groups.find(shard, stream, group) then return true end
   local pending = redis.call('XPENDING', stream, group, '-', '+', limit, worker)
@@ -65,9 +66,9 @@ local function hand_back(shard, worker, cid, now, how)
   wakeups.notify_again(shard, meta, cid, now)
 end
 
--- Hand back everything a worker had, at most `limit` things at a time. Returns whether it is done.
--- how  'crash' counts against a conversation the first time, and after that only if the worker died while stepping it
---      (meta.mark); 'leave' does not. A removal ends the way it began, even if another worker completes it.
+-- Hand back all work of a worker, at most `limit` items at a time. Returns whether it is done.
+-- how  'crash': the first crash counts against a conversation; later ones only if the worker died during its step
+--      (meta.mark). 'leave': does not count. A removal keeps its first `how`, even if another worker completes it.
 function removal.remove(shard, worker, now, limit, how)
   local me = shard .. ':worker:' .. worker
   redis.call('ZADD', shard .. ':workers', 0, worker)
@@ -75,7 +76,7 @@ function removal.remove(shard, worker, now, limit, how)
   redis.call('HSETNX', me .. ':about', 'end', how)
   how = store.get(me .. ':about', 'end')
   local owned = redis.call('SPOP', ownership.owned_by(shard, worker), limit)
-  table.sort(owned)  -- so that a simulation repeats itself
+  table.sort(owned)  -- for deterministic simulations
   for _, cid in ipairs(owned) do
     store.attempt(shard, shard .. ':c:' .. cid .. ':meta', '', hand_back, shard, worker, cid, now, how)
   end
@@ -91,7 +92,7 @@ function removal.remove(shard, worker, now, limit, how)
   return true
 end
 
--- leave: a worker that ends in order hands back all it has, a thousand things at a time.
+-- leave: a worker that stops hands back all its work, up to a thousand items per call.
 -- KEYS shard base.  ARGV worker.  returns {'left'} {'leaving'}   leaving: call again
 local function leave(keys, args)
   if removal.remove(keys[1], args[1], store.now_ms(keys[1]), 1000, 'leave') then return {'left'} end

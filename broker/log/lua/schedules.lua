@@ -1,10 +1,10 @@
--- Schedules: conversations that begin by the calendar.
+-- Schedules: conversations that start by the calendar.
 -- Keys:  shard base  :schedules  hash   :schedules:due  zset  name -> next tick (ms)   :schedules:standing  hash
 
 local store = require('store/prelude')
 
--- move_schedule: write how far a schedule has come, unless somebody else has; one that was paused meanwhile stays so.
--- KEYS shard base.  ARGV name, the tick that was looked at (ms) or '', the next one or '', what was known, what is now
+-- move_schedule: record the progress of a schedule, unless another process has. A schedule paused meanwhile stays paused.
+-- KEYS shard base.  ARGV name, the tick that was handled (ms) or '', the next one or '', the expected status, the new one
 -- returns {'moved'} {'gone'} {'other'}
 local function move_schedule(keys, args)
   local root, name = keys[1] .. ':schedules', args[1]
@@ -19,14 +19,14 @@ local function move_schedule(keys, args)
   return {'moved'}
 end
 
--- put_schedule: write a schedule down, change or remove it, together with its next tick.
--- KEYS shard base.  ARGV name, what was known of it or '', what it is now or '' to remove it, its next tick (ms) or '',
---      how many there may be
--- returns {'put'} {'other'}: it is not what was known  {'full'}
+-- put_schedule: create, change or remove a schedule, together with its next tick.
+-- KEYS shard base.  ARGV name, its expected text or '', its new text or '' to remove it, its next tick (ms) or '', maximum
+--      number of schedules
+-- returns {'put'} {'other'}: it has another text  {'full'}
 local function put_schedule(keys, args)
   local root, name, known, text, due = keys[1] .. ':schedules', args[1], args[2], args[3], args[4]
   local there = store.get(root, name) or ''
-  if there ~= known and there ~= text then return {'other'} end  -- the same again: a reply was lost
+  if there ~= known and there ~= text then return {'other'} end  -- not if it is repeated after a lost reply
   if text == '' then
     redis.call('HDEL', root, name)
     redis.call('HDEL', root .. ':standing', name)

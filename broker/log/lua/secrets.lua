@@ -1,11 +1,11 @@
--- Secrets: whether a writer knows every value that it has to hide.
+-- Secrets: check that a writer knows every value that it has to mask.
 -- Keys:  conversation base  :secrets  hash   :masked  set  every value, encrypted   :secrets_of  string  the lender
 
 local secrets = {}
 
--- Whether a writer knows every value that it has to hide. Values are only added, so their number says it, and one of
--- them that it belongs to this life of the id: each is encrypted with its own nonce. Those of a conversation that borrows
--- another one's may be in another slot: its writers look them up.
+-- Whether a writer knows every value that it has to mask. Values are only added, so their number is enough; the sample
+-- shows that they belong to this conversation and not to a deleted one with the same id, because each is encrypted with its
+-- own nonce. If a conversation borrows secrets, they may be in another slot, and its writers look them up.
 function secrets.are_known(base, count, sample)
   local masked, lender = base .. ':masked', base .. ':secrets_of'
   if count == 0 then return redis.call('EXISTS', masked, lender) == 0 end
@@ -13,7 +13,7 @@ function secrets.are_known(base, count, sample)
     and redis.call('EXISTS', lender) == 0
 end
 
--- What is kept of the secrets: {current values by name, every value, the lender or ''}; {} where there are none.
+-- The stored secrets: {current values by name, every value, the lender or ''}; {} if there are none.
 function secrets.read(base)
   local masked, lender = base .. ':masked', base .. ':secrets_of'
   if redis.call('EXISTS', masked, lender) == 0 then return {} end

@@ -1,7 +1,7 @@
--- Stored files: in pieces, until somebody claims them. Keys: the file, a hash number -> bytes, 'size' once it is whole.
+-- Stored files: in pieces, until they are claimed. Keys: the file, a hash number -> bytes, 'size' once it is whole.
 
--- lay_by: write a piece of a file that expires, unless it is whole already. What is not whole has an end.
--- KEYS the file.  ARGV ttl_ms, number of the piece, or 'size', its bytes, or how many there are.  returns {'kept'} {'there'}
+-- lay_by: write a piece of a file that expires, unless it is whole already. An incomplete file always expires.
+-- KEYS the file.  ARGV ttl_ms, number of the piece or 'size', its bytes or the size.  returns {'kept'} {'there'}
 local function lay_by(keys, args)
   if redis.call('HEXISTS', keys[1], 'size') == 1 then return {'there'} end
   redis.call('HSET', keys[1], args[2], args[3])
@@ -9,7 +9,7 @@ local function lay_by(keys, args)
   return {'kept'}
 end
 
--- claim_file: let a whole file stay.  KEYS the file.  returns {'claimed'} {'missing'}
+-- claim_file: remove the expiry of a whole file.  KEYS the file.  returns {'claimed'} {'missing'}
 local function claim_file(keys)
   if redis.call('HEXISTS', keys[1], 'size') == 0 then return {'missing'} end
   redis.call('PERSIST', keys[1])

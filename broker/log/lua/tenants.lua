@@ -1,11 +1,11 @@
 -- Tenants: their weights and bounds.
--- Keys:  shard base  :tenants  hash  tenant, or '*' for all that are not named -> '<weight> <most open> <most a minute>';
+-- Keys:  shard base  :tenants  hash  tenant, or '*' for all others -> '<weight> <max open> <max per minute>';
 --                                   ':memory' -> see admission.lua
 
 local store = require('store/prelude')
 local tenants = {}
 
--- The share of a tenant: under which name it stands in line, its weight, its bounds; 0: no bound.
+-- The share of a tenant: its name in the fair queue, its weight, its bounds; 0 for no bound.
 function tenants.share_of(shard, tenant)
   local named, others = unpack(redis.call('HMGET', shard .. ':tenants', tenant, '*'))
   local weight, open, pace = string.match(named or others or '', '^(%S+) (%S+) (%S+)$')
@@ -14,8 +14,8 @@ function tenants.share_of(shard, tenant)
   return (named or not others) and tenant or '*', weight, store.number_of(open) or 0, store.number_of(pace) or 0
 end
 
--- set_tenants: say which weights and bounds tenants have, for everybody; see turns.lua and admission.lua.
--- KEYS shard base.  ARGV field, value …   what was said before is forgotten.  returns {'set'}
+-- set_tenants: replace the weights and bounds of all tenants; see turns.lua and admission.lua.
+-- KEYS shard base.  ARGV field, value …   returns {'set'}
 local function set_tenants(keys, args)
   local key = keys[1] .. ':tenants'
   redis.call('DEL', key)

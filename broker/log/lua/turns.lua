@@ -1,10 +1,10 @@
--- Turns: who gets into a stream next where more waits than is taken up.
+-- Turns: order the entries of a stream when more wait than are taken soon.
 --
--- A stream holds as many undelivered entries as are taken up soon, its window. What comes while the window is full lines
--- up, and gets into the stream in its turn, whenever an entry is taken up and with each beat. While nothing lines up,
--- nothing is ordered, and an entry costs one or two reads more.
--- Keys:  shard base  :turns:<stream>                  hash  picks -> how many turns there were
---                    :turns:<stream>:<class>          zset  who waits -> place, the lowest is next
+-- A stream holds only as many undelivered entries as are taken soon, its window. Further ones wait in a line and enter the
+-- stream in their turn, whenever an entry is taken and with each beat. While there is no line, nothing is ordered, and an
+-- entry costs one or two more reads.
+-- Keys:  shard base  :turns:<stream>                  hash  picks -> number of turns so far
+--                    :turns:<stream>:<class>          zset  waiting member -> place, the lowest is next
 --                    :turns:<stream>:<class>:shares   hash  see limits/fair_queue.lua, which orders them
 -- Classes are '0' interactive, '1' normal, '2' batch.
 
@@ -17,8 +17,8 @@ local turns = {}
 local WINDOW = 8
 local MAX_TURNS = 64
 local MAX_STEPPING_BACK = 8
-local TURN_OF_POOLS = 2  -- modulo 8: the turn of a node at which the first in a pool's line goes, of any tenant
-turns.WAITING = 'turn'  -- what stands for an entry's id while it lines up
+local TURN_OF_POOLS = 2  -- modulo 8: at this turn of a node, the first in a pool's line goes, of any tenant
+turns.WAITING = 'turn'  -- in place of an entry's id while a member waits in a line
 
 function turns.line_of(shard, stream)
   return shard .. ':turns' .. string.sub(stream, #shard + 1)
@@ -28,7 +28,7 @@ local function window_of(shard)
   return math.max(WINDOW, 2 * redis.call('ZCARD', shard .. ':workers'))
 end
 
--- How much of the window of a stream is free: how many more entries than nobody has been handed yet may be in it.
+-- The free part of a stream's window: how many more undelivered entries it may hold.
 local function room_in(shard, stream, group)
   local window, found = window_of(shard), groups.find(shard, stream, group)
   if not found then return window - redis.call('XLEN', stream) end
@@ -56,14 +56,15 @@ local function queue_of(line, class)
   return line .. ':' .. class, line .. ':' .. class .. ':shares'
 end
 
--- Line up for a stream if there is a line, or no room. Returns whether it did; the caller notes that, and then pumps.
+-- Join the line of a stream if there is one, or if the window is full. Returns whether it did; the caller then records
+-- this and pumps.
 function turns.line_up(shard, stream, group, member, class, tenant)
   if redis.call('XLEN', stream) < WINDOW then return false end
   local line = turns.line_of(shard, stream)
   if not turns.has_waiting(line) and room_in(shard, stream, group) > 0 then return false end
   if class ~= '0' and class ~= '2' then class = '1' end
   local queue, shares = queue_of(line, class)
-  -- One that stands there already, because it is notified once more, keeps its place and pays for no second one.
+  -- A member that is notified again keeps its place and is charged only once.
   if store.is_there(shard, queue, 'zset') and fair_queue.place_in(queue, member) then return true end
   store.is_there(shard, shares, 'hash')
   local name, weight = tenants.share_of(shard, tenant or '')
@@ -71,8 +72,8 @@ function turns.line_up(shard, stream, group, member, class, tenant)
   return true
 end
 
--- Take the first of a class. Returns it; or nil, and whether somebody is who may not go now. One whose tenant is ahead
--- steps back by as much, so that it keeps no other tenant from going.
+-- Take the first member of a class. Returns it; or nil, and whether one waits that may not go now. If its tenant is ahead
+-- of its share, the member steps back by as much, so that it does not block other tenants.
 local function take_first(shard, line, class, may_go)
   local queue, shares = queue_of(line, class)
   if not store.is_there(shard, queue, 'zset') then return nil end
@@ -110,9 +111,9 @@ local function take_next(shard, line, may_go)
   return nil
 end
 
--- Whether one in a pool's line may go to a node that has a line too, as if it stood there; it pays for its place there.
--- The node's time is the place that was taken last in its line, so tenants have their shares over both lines. If not
--- because of its tenant's share, also by how much that is ahead.
+-- Whether a member of a pool's line may go to a node that has a line too, as if it were in the node's line, whose place it
+-- pays for. The node's virtual time is the place taken last in its line, so tenants get their shares over both lines. If
+-- the tenant's share forbids it, also returns how far the tenant is ahead.
 function turns.goes_before(shard, line, class, tenant)
   local turn = picks_of(shard, line) + 1
   for _, other in ipairs((fair_queue.classes_at(turn))) do
@@ -131,9 +132,9 @@ function turns.goes_before(shard, line, class, tenant)
   return true
 end
 
--- Fill the window of a stream with those whose turn it is.
--- hand_over(shard, stream, member): puts the entry into the stream; returns whether there is still need of it
--- may_go(class, member): whether the first of a class may go now; nil: yes
+-- Fill the window of a stream with the members whose turn it is.
+-- hand_over(shard, stream, member): puts the entry into the stream; returns whether it was still needed
+-- may_go(class, member): whether the first of a class may go now; nil for always
 function turns.pump(shard, stream, group, hand_over, may_go)
   local line = turns.line_of(shard, stream)
   if not turns.has_waiting(line) then return end
@@ -146,7 +147,7 @@ function turns.pump(shard, stream, group, hand_over, may_go)
   if not turns.has_waiting(line) then redis.call('DEL', line) end
 end
 
--- Take one out of a line whose turn will not come.
+-- Remove a member that needs no turn any more from a line.
 function turns.leave_line(shard, stream, member)
   local line = turns.line_of(shard, stream)
   for _, class in ipairs(fair_queue.CLASSES) do
@@ -158,7 +159,7 @@ function turns.leave_line(shard, stream, member)
   if not turns.has_waiting(line) then redis.call('DEL', line) end
 end
 
--- Empty a line: each of those that stand there is handed over, whether there is room or not.
+-- Empty a line: hand over every member, even if the window is full.
 function turns.end_line(shard, stream, hand_over)
   local line = turns.line_of(shard, stream)
   for _, class in ipairs(fair_queue.CLASSES) do

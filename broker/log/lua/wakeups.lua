@@ -1,28 +1,28 @@
--- Wake-ups: notify a conversation's owner, or any worker while it has none, that its log has grown.
--- Keys:  shard base         :ready :ready:interactive  streams  a conversation that nobody owns
---                           :worker:<id>:mail          stream   a conversation that the worker owns
---                           :unread                    zset     conversation -> when it was notified of last
---                           :parked                    zset     conversation -> when it is woken
---        conversation base  :meta  rung: an earlier notification has not been answered   ready_id: where it stands
+-- Wake-ups: notify a conversation's owner, or any worker if it has none, that its log has grown.
+-- Keys:  shard base         :ready :ready:interactive  streams  conversations without an owner
+--                           :worker:<id>:mail          stream   conversations that the worker owns
+--                           :unread                    zset     conversation -> time of its latest notification
+--                           :parked                    zset     conversation -> when to wake it
+--        conversation base  :meta  rung: an earlier notification is unanswered   ready_id: the entry of that notification
 
 local groups = require('log/lua/groups')
 local store = require('store/prelude')
 local turns = require('log/lua/turns')
 local wakeups = {}
 
--- The same as a text. An entry of the usual ready stream is its id alone, as it always was.
+-- The name of an entry of a ready stream. In the usual stream it is the entry's id alone, as in older versions.
 function wakeups.ready_place(shard, stream, entry)
   return stream == shard .. ':ready' and entry or stream .. '|' .. entry
 end
 
--- The ready stream of a class. The interactive one is there once a worker has registered that reads it.
+-- The ready stream of a class. The interactive one exists once a worker that reads it has registered.
 local function ready_stream(shard, class)
   local first = shard .. ':ready:interactive'
   if class == '0' and redis.call('EXISTS', first) == 1 then return first end
   return shard .. ':ready'
 end
 
--- Put a conversation whose turn it is into the ready stream, unless somebody has claimed it meanwhile.
+-- Put a conversation into the ready stream when its turn has come, unless it was claimed meanwhile.
 function wakeups.hand_over_ready(shard, stream, cid)
   local meta = shard .. ':c:' .. cid .. ':meta'
   if store.get(meta, 'ready_id') ~= wakeups.ready_place(shard, stream, turns.WAITING) then return false end
@@ -30,8 +30,8 @@ function wakeups.hand_over_ready(shard, stream, cid)
   return true
 end
 
--- Notify of new events of a conversation: its owner by the mailbox, or any worker by the ready stream if it has no owner.
--- Coalesced: nothing is added while an earlier notification has not been answered (meta.rung).
+-- Notify the owner of new events by its mailbox, or any worker by the ready stream if there is no owner. Coalesced: nothing
+-- is added while an earlier notification is unanswered (meta.rung).
 function wakeups.notify_unless(notified, owner, shard, meta, cid, now)
   if notified then return end
   if owner then
@@ -58,8 +58,8 @@ function wakeups.notify_again(shard, meta, cid, now)
   notify(shard, meta, cid, now)
 end
 
--- Notify the owner of an observation and give it along, so that it need not be read. Such a notification needs no answer
--- (meta.rung stays as it is): later events have their own. `before` is the checksum of the event that it follows here.
+-- Notify the owner of an observation and send it along, so that the owner need not read it. This notification needs no
+-- answer (meta.rung stays unchanged); later events have their own. `before` is the checksum of the event before it.
 function wakeups.hand_to_owner(shard, base, owner, cid, id, bytes, before)
   local mail = {'c', cid, 'i', id, 'e', bytes, 'p', before}
   if redis.call('EXISTS', base .. ':watched') == 1 then
@@ -69,7 +69,7 @@ function wakeups.hand_to_owner(shard, base, owner, cid, id, bytes, before)
   redis.call('XADD', shard .. ':worker:' .. owner .. ':mail', '*', unpack(mail))
 end
 
--- requeue: clear the crashes of a dead letter and notify of it.  ARGV cid.  returns {'requeued'} {'missing'}
+-- requeue: clear the crashes of a dead letter and notify its workers.  ARGV cid.  returns {'requeued'} {'missing'}
 local function requeue(keys, args)
   local meta, shard, cid = keys[1] .. ':meta', keys[2], args[1]
   if not store.get(meta, 'last_id') then return {'missing'} end
@@ -79,7 +79,7 @@ local function requeue(keys, args)
   return {'requeued'}
 end
 
--- wake: notify of a conversation whose log has not grown: something it waits for has come.  ARGV cid.
+-- wake: notify a conversation without new events, because a resource that it waits for is available.  ARGV cid.
 -- returns {'rung'} {'missing'}
 local function wake(keys, args)
   local meta, shard, cid = keys[1] .. ':meta', keys[2], args[1]
@@ -93,7 +93,7 @@ function wakeups.wake_parked(shard, cid, now)
   if store.get(meta, 'last_id') then wakeups.notify_again(shard, meta, cid, now) end
 end
 
--- Check a notification that nobody has answered. Returns 'rung' when it was lost and is repeated, and 'seen' otherwise.
+-- Check an unanswered notification. Returns 'rung' if it was lost and is repeated, otherwise 'seen'.
 function wakeups.check_notification(shard, cid, now)
   local meta = shard .. ':c:' .. cid .. ':meta'
   local stream, entry = groups.place_in(store.get(meta, 'ready_id') or '', shard .. ':ready')
@@ -106,7 +106,7 @@ function wakeups.check_notification(shard, cid, now)
     redis.call('ZADD', shard .. ':unread', now, cid)
     return 'seen'
   end
-  -- Lost, or delivered and not answered: its reader may never have seen the reply that delivered it.
+  -- Lost, or delivered and not answered: the reply that delivered it may have been lost.
   if groups.id_parts(entry) then redis.call('XACK', stream, groups.CONTROLLERS, entry) end
   wakeups.notify_again(shard, meta, cid, now)
   return 'rung'

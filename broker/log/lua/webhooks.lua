@@ -1,20 +1,20 @@
--- Webhooks: what they hear of, and the deliveries that wait. All but `hooked` and `news` is in the first shard:
+-- Webhooks: their unread events, and their waiting deliveries. All keys but `hooked` and `news` are in the first shard:
 -- Keys:  :hooked                hash  tenant, or '*' -> 1: it has webhooks
---        :news                  zset  conversation -> the first event that webhooks have not heard of
---        :webhooks              hash  webhook -> what it is (JSON)
+--        :news                  zset  conversation -> the first event that webhooks were not notified of
+--        :webhooks              hash  webhook -> its definition (JSON)
 --        :webhooks:due          zset  '<webhook> <conversation>', a line of deliveries -> when its first one is due (ms)
---        :webhook:<id>:sent     hash  delivery -> what it is and how far it has come (JSON)
+--        :webhook:<id>:sent     hash  delivery -> its definition and status (JSON)
 --        :webhook:<id>:order    zset  delivery -> when it was planned (ms)
 --        :webhook:<id>:ended    zset  delivery -> when it ended (ms)
 --        :webhook:<id>:line:<conversation>  zset  delivery -> its place
--- Who delivers holds a line by the very time at which it is due again: another time means that somebody else has it.
+-- A worker holds a line by the exact time at which the line is due again; another time means that another worker has it.
 
 local store = require('store/prelude')
 local webhooks = {}
 
--- told: webhooks have heard of the events of a conversation up to one.
--- KEYS conversation base, shard base.  ARGV cid, the first event that they had not heard of, the last of now
--- returns {'told'} {'other'}: it is not as it was read
+-- told: record that webhooks were notified of the events of a conversation up to an id.
+-- KEYS conversation base, shard base.  ARGV cid, the first event that they were not notified of, the last one now
+-- returns {'told'} {'other'}: it has changed meanwhile
 local function told(keys, args)
   local news, cid = keys[2] .. ':news', args[1]
   local first = redis.call('ZSCORE', news, cid)
@@ -25,13 +25,13 @@ local function told(keys, args)
   return {'told'}
 end
 
--- put_webhook: write a webhook down, change or remove it, with all its deliveries.
--- KEYS shard base.  ARGV id, what was known of it or '', what it is now or '' to remove it, how many there may be
--- returns {'put'} {'other'}: it is not what was known  {'full'}
+-- put_webhook: create, change or remove a webhook, with all its deliveries.
+-- KEYS shard base.  ARGV id, its expected text or '', its new text or '' to remove it, maximum number of webhooks
+-- returns {'put'} {'other'}: it has another text  {'full'}
 local function put_webhook(keys, args)
   local root, id, known, text = keys[1] .. ':webhooks', args[1], args[2], args[3]
   local there = store.get(root, id) or ''
-  if there ~= known and there ~= text then return {'other'} end  -- the same again: a reply was lost
+  if there ~= known and there ~= text then return {'other'} end  -- not if it is repeated after a lost reply
   if text == '' then
     redis.call('HDEL', root, id)
     local own = keys[1] .. ':webhook:' .. id
@@ -44,8 +44,8 @@ local function put_webhook(keys, args)
 end
 
 -- plan_delivery: add a delivery to the end of a line, once.
--- KEYS shard base.  ARGV webhook, cid, delivery, its place, its text, how many may wait
--- returns {'planned'} {'known'} {'full'} {'missing'}: there is no such webhook any more
+-- KEYS shard base.  ARGV webhook, cid, delivery, its place, its text, maximum number of waiting deliveries
+-- returns {'planned'} {'known'} {'full'} {'missing'}: the webhook was removed
 local function plan_delivery(keys, args)
   local shard, hook, cid, delivery = keys[1], args[1], args[2], args[3]
   local own, now = shard .. ':webhook:' .. hook, store.now_ms(shard)
@@ -62,8 +62,8 @@ local function plan_delivery(keys, args)
   return {'planned'}
 end
 
--- send_due: take the lines that are due, to have them delivered within a time.
--- KEYS shard base.  ARGV how many at most, for how many ms.  returns {'due', line, when it is due again, line ...}
+-- send_due: lease the due lines for delivery within a time.
+-- KEYS shard base.  ARGV maximum number of lines, lease in ms.  returns {'due', line, when it is due again, line ...}
 local function send_due(keys, args)
   local due, now = keys[1] .. ':webhooks:due', store.now_ms(keys[1])
   local found = {'due'}
@@ -77,8 +77,8 @@ local function send_due(keys, args)
 end
 
 -- take_delivery: return the first delivery of a line.
--- KEYS shard base.  ARGV webhook, cid, when the line is due as the caller knows it, for how many ms it is the caller's
--- returns {'taken', delivery, text, when it is due again} {'other'}: somebody else has it  {'empty'}
+-- KEYS shard base.  ARGV webhook, cid, when the line is due as the caller knows it, lease in ms
+-- returns {'taken', delivery, text, when it is due again} {'other'}: another worker has the line  {'empty'}
 local function take_delivery(keys, args)
   local shard, hook, cid = keys[1], args[1], args[2]
   local due, own, line = shard .. ':webhooks:due', shard .. ':webhook:' .. hook, hook .. ' ' .. cid
@@ -97,13 +97,13 @@ local function take_delivery(keys, args)
       redis.call('ZADD', due, again, line)
       return {'taken', first, text, again}
     end
-    redis.call('ZREM', waiting, first)  -- of a webhook that was removed
+    redis.call('ZREM', waiting, first)  -- its webhook was removed
   end
 end
 
--- end_attempt: write down how an attempt has ended, unless somebody else has the line now.
+-- end_attempt: record the outcome of an attempt, unless another worker has the line now.
 -- KEYS shard base.  ARGV webhook, cid, delivery, when the line is due as the caller knows it, its text, ms until the next
---      attempt or '' if it has ended, how many ended ones are kept
+--      attempt or '' if it has ended, number of ended deliveries to keep
 -- returns {'ended', when the line is due} {'other'}
 local function end_attempt(keys, args)
   local shard, hook, cid, delivery = keys[1], args[1], args[2], args[3]
@@ -129,9 +129,9 @@ local function end_attempt(keys, args)
   return {'ended', again}
 end
 
--- redeliver: let a delivery be made again, at once, whether it has ended or not.
--- KEYS shard base.  ARGV webhook, cid, delivery, its place, what was known of it, its text
--- returns {'planned'} {'other'}: it is not what was known
+-- redeliver: queue a delivery again, at once, whether it has ended or not.
+-- KEYS shard base.  ARGV webhook, cid, delivery, its place, its expected text, its new text
+-- returns {'planned'} {'other'}: it has another text
 local function redeliver(keys, args)
   local shard, hook, cid, delivery = keys[1], args[1], args[2], args[3]
   local own = shard .. ':webhook:' .. hook
@@ -143,7 +143,7 @@ local function redeliver(keys, args)
   return {'planned'}
 end
 
--- Note the first event of a conversation that webhooks have not heard of, if its tenant has any, see told.
+-- Record the first event of a conversation that webhooks were not notified of, if its tenant has any, see told.
 function webhooks.add_news(shard, cid, tenant, first)
   if not store.is_there(shard, shard .. ':hooked', 'hash') then return end
   local its, everybodys = unpack(redis.call('HMGET', shard .. ':hooked', tenant or '', '*'))

@@ -1,6 +1,6 @@
--- Workers: they register and beat; with each beat goes what is due for all.
--- Keys:  shard base  :workers              zset  worker -> when its heartbeat ends; 0: it is being removed
---                    :worker:<id>:about    hash  what it says of itself
+-- Workers: register, beat, and do the due work of the whole shard with each beat.
+-- Keys:  shard base  :workers              zset  worker -> when its heartbeat expires; 0: it is being removed
+--                    :worker:<id>:about    hash  its facts
 
 local actions = require('log/lua/actions')
 local clock = require('log/lua/clock')
@@ -15,12 +15,12 @@ local turns = require('log/lua/turns')
 local wakeups = require('log/lua/wakeups')
 
 
--- What beats and registration keep of a worker; all else in its hash is what it says of itself.
+-- Fields of a worker's hash written by beats and registration. All others are its facts.
 local KEPT_BY_BEATS = {progress = true, beat_ms = true, since_ms = true, ttl_ms = true, monotonic = true, lead = true,
   clock_ms = true}
 
--- Note what a worker says of itself, from args[at] on: role, n_streams, action stream …, field, value …
--- What somebody else has written there gives way; nothing is written where nothing differs.
+-- Write a worker's facts, from args[at] on: role, n_streams, action stream …, field, value …
+-- Removes other fields that were written meanwhile. Writes nothing if nothing differs.
 local function note_facts(about, args, at)
   local n = tonumber(args[at + 1])
   local facts = {'role', args[at], 'streams', table.concat(args, ' ', at + 2, at + 1 + n), unpack(args, at + 2 + n)}
@@ -34,9 +34,9 @@ local function note_facts(about, args, at)
   end
 end
 
--- register: enter a new incarnation of a worker.
+-- register: register a new worker session.
 -- KEYS shard base.  ARGV worker, ttl_ms, role, n_streams, action stream …, field, value …
---   field 'clock_ms': the clock of its machine; if the server's is another, one of them is wrong
+--   field 'clock_ms': the clock of its machine; if it differs from the server's, one of them is wrong
 --   field 'interactive': a controller that reads the interactive ready stream
 -- returns {'registered', the shard's time}
 local function register(keys, args)
@@ -57,8 +57,8 @@ local function register(keys, args)
   return {'registered', now}
 end
 
--- Maintain a stream: make its group again if it was lost, give back what a worker was handed after its removal (a
--- server continues to serve the blocked read of a process that is stopped), drop entries that all have acknowledged.
+-- Maintain a stream: recreate its group if it was lost, give back entries that a worker got after its removal (a server
+-- still serves the blocked read of a stopped process), and trim entries that are acknowledged.
 local function maintain_stream(shard, stream, group, node)
   groups.make(shard, stream, group)
   local oldest = groups.find(shard, stream, group)['last-delivered-id']
@@ -74,13 +74,13 @@ local function maintain_stream(shard, stream, group, node)
   else actions.pump_actions(shard, stream, node) end
 end
 
--- tick: beat, and do what is due for everybody: remove dead workers, wake the parked, notify again where that was lost.
--- KEYS shard base.  ARGV worker, ttl_ms, progress (a number that grows while the worker does), patience_ms,
---      its monotonic clock in ms, and now and then what it says of itself, as register takes it:
+-- tick: beat, and do all due work: remove dead workers, wake parked conversations, repeat lost notifications.
+-- KEYS shard base.  ARGV worker, ttl_ms, progress (a number that grows while the worker progresses), patience_ms,
+--      its monotonic clock in ms, and from time to time its facts, as in register:
 --      role, n_streams, action stream …, field, value …
--- returns  {'alive', workers removed, conversations woken, notified again, {expired conversation …}, the shard's time}
+-- returns  {'alive', workers removed, conversations woken, repeated notifications, {expired conversation …}, shard's time}
 --          {'swept'}
---          expired: for a door or a controller worker, which write it into the logs
+--          expired: for an ingress or a controller worker, which appends their end
 --          swept: others have taken over everything this worker had
 local function tick(keys, args)
   local shard, worker, ttl, patience = keys[1], args[1], tonumber(args[2]), tonumber(args[4])
@@ -89,7 +89,7 @@ local function tick(keys, args)
   if not store.alive(shard, worker) then return {'swept'} end
   store.is_there(shard, me .. ':mail', 'stream')
   ownership.owned_by(shard, worker)
-  if not store.is_there(shard, me .. ':about', 'hash') then  -- what it had is found by its removal
+  if not store.is_there(shard, me .. ':about', 'hash') then  -- its removal finds its work
     redis.call('ZADD', workers, store.now_ms(shard) + ttl, worker)
     return {'swept'}
   end
@@ -104,7 +104,7 @@ local function tick(keys, args)
   for _, dead in ipairs(redis.call('ZRANGEBYSCORE', workers, '-inf', now, 'LIMIT', 0, 4)) do
     if store.attempt(shard, workers, dead, removal.remove, shard, dead, now, 256, 'crash') then removed = removed + 1 end
   end
-  -- A deadline further off than any beat can have set it comes from a clock that has been set back.
+  -- A deadline later than any beat can set was computed before a clock was set back.
   for _, other in ipairs(redis.call('ZRANGEBYSCORE', workers, now + 2 * ttl, '+inf', 'LIMIT', 0, 64)) do
     local about = shard .. ':worker:' .. other .. ':about'
     local theirs = store.is_there(shard, about, 'hash') and store.number_of(store.get(about, 'ttl_ms')) or ttl
