@@ -69,7 +69,7 @@ def _last_sent(key: str, app: Any, now: datetime) -> datetime | None:
         if found is None or (isinstance(found, datetime) and found <= now + CLOCKS_DIFFER):
             return found
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, ResponseError):
-        _log.exception("when %s was last sent cannot be read", key)
+        _log.exception("the time of the last run of %s cannot be read", key)
     return None
 
 
@@ -99,7 +99,7 @@ class JobScheduler(RedBeatScheduler):  # type: ignore[misc]
         try:
             seconds: float = super().tick(*arguments, **options)
         except LockNotOwnedError:
-            _log.warning("this beat stood still for longer than its lock lasts; it waits until the lock is free")
+            _log.warning("this beat was stopped for longer than its lock lasts; it waits for the lock")
             self.lock.acquire()
             return 0.0
         return seconds
@@ -111,7 +111,7 @@ class JobScheduler(RedBeatScheduler):  # type: ignore[misc]
         kinds |= {JobEntry.generate_key(self.app, name): "hash" for name in self.app.conf.beat_schedule}
         for key, kind in kinds.items():
             if client.type(key) not in (kind, "none"):
-                _log.error("%s is no %s and is removed", key, kind)
+                _log.error("%s is not a %s and is removed", key, kind)
                 client.delete(key)
         try:
             client.smembers(conf.statics_key)
@@ -120,6 +120,6 @@ class JobScheduler(RedBeatScheduler):  # type: ignore[misc]
         left = client.pttl(conf.lock_key)
         if client.type(conf.lock_key) in ("string", "none") and left != -1 and left <= 1000 * conf.lock_timeout:
             return False
-        _log.error("the lock %s would never be left and is removed", conf.lock_key)
+        _log.error("the lock %s would never expire and is removed", conf.lock_key)
         client.delete(conf.lock_key)
         return True

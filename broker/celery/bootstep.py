@@ -150,7 +150,7 @@ class LoopThread:
             _end_within(STOP_LIMIT_SECONDS)
             await asyncio.wait((serving,), timeout=HAND_BACK_SECONDS)
             if not serving.done():
-                _log.warning("the store does not answer; what this worker has is taken over when its heartbeat lapses")
+                _log.warning("the store does not answer; other workers take over when this worker's heartbeat expires")
                 serving.cancel()
                 await asyncio.wait((serving,))
         stopping.cancel()
@@ -166,7 +166,7 @@ def _end_within(seconds: float) -> None:
     """
 
     def end() -> None:
-        _log.warning("the worker has not ended %s s after it was asked to; it ends now", seconds)
+        _log.warning("the worker has not stopped within %s s; its process ends now", seconds)
         os._exit(EXIT_STOPPED)
 
     timer = threading.Timer(seconds, end)

@@ -56,7 +56,8 @@ class TaskSender:
             self._app.conf.update(addresses, task_serializer="json", accept_content=["json"])
         if self._app.conf.result_backend in (None, "", "disabled://"):
             raise UsageError(
-                "A task whose result nobody keeps cannot be a tool.", remedy="Configure a result backend for the app."
+                "A Celery task without a result backend cannot be a tool.",
+                remedy="Configure a result backend for the app.",
             )
 
     def send(self, task: str, arguments: Mapping[str, Any], *, task_id: str, queue: str | None) -> None:

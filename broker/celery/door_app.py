@@ -160,7 +160,7 @@ class DoorConsumer(WorkerConsumer):
         is_known = name in self.strategies or UNUSABLE in headers
         failure = ValueError(explain(error)) if is_known else NotRegistered(str(name)[:MAX_NAME_CHARS])
         if isinstance(name, str) and name in CELERYS_TASKS:
-            failure = ValueError(f"The ingress carries out no {name}: send a group of {OWN_TASKS}run instead.")
+            failure = ValueError(f"The ingress does not run {name}: send a group of {OWN_TASKS}run instead.")
         try:
             backend, is_kept = self.app.backend, not headers.get("ignore_result")
             request = _request_in_chord(message, task_id, backend)

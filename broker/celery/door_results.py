@@ -151,7 +151,7 @@ class TaskResults:
                 if is_temporary(error) or dropped is FOLLOWERS:
                     raise
                 if dropped is None:
-                    _log.error("what follows the task %s cannot be carried out: %r", ascii(task_id), error)
+                    _log.error("the followers of the task %s cannot be sent: %r", ascii(task_id), error)
                     value, failure = None, unusable(error)
             else:
                 return

@@ -79,7 +79,7 @@ class Node(pidbox.Node):  # type: ignore[misc]
     def _refuse(self, command: _Command) -> None:
         """Answer why a command is refused."""
         is_closed = command.method in BEHIND_A_PASSWORD
-        why = "the broker has no password" if is_closed else f"{self._kind} do not take it"
+        why = "the broker has no password" if is_closed else f"{self._kind} do not accept it"
         refusal = f"The command {command.method!r} is refused: {why}."
         _log.warning(refusal)
         if command.reply_to is not None:
@@ -92,7 +92,7 @@ class Node(pidbox.Node):  # type: ignore[misc]
 
     def _check_reply_to(self, command: _Command) -> None:
         if command.reply_to is not None and command.reply_to.exchange != self.mailbox.reply_exchange.name:
-            raise Refused(f"it wants its answer at {command.reply_to.exchange!r}")
+            raise Refused(f"its reply queue is invalid: {command.reply_to.exchange!r}")
 
     def _is_meant(self, command: _Command) -> bool:
         if command.destination:

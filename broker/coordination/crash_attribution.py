@@ -94,7 +94,7 @@ class CrashAttribution:
 
 
 async def _never_marked(is_acting: bool) -> None:
-    raise AssertionError(f"nobody is suspected, and yet marked {is_acting}")
+    raise AssertionError(f"marked without a suspicion: {is_acting}")
 
 
 NOT_SUSPECTED = CrashAttribution(Turns(), _never_marked, deaths=0)

@@ -95,7 +95,7 @@ class Owners:
                 return Claimed(ownership, last, crashes, node.decode(), bool(closed), *_turn(*turn))
             case [outcome]:
                 return NotClaimed(outcome)
-        raise StoreError(f"The function claim answered {reply!r}.")
+        raise StoreError(f"Unexpected reply of the function claim: {reply!r}.")
 
     async def start_status(self, ownership: Ownership) -> StartStatus | float:
         """Return whether a scheduled conversation may start, or the number of seconds until its start.

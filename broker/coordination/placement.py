@@ -102,10 +102,10 @@ class Placement:
         """Return the error that explains why no node can serve the workspace."""
         shown = [f"{_shown(node)} {why}" for node, why in sorted(self.lacking.items())[:NODES_SHOWN]]
         more = len(self.lacking) - len(shown)
-        told = ". ".join([*shown, *([f"{more} more nodes do not serve it either"] if more > 0 else [])])
+        told = ". ".join([*shown, *([f"{more} more nodes cannot serve it"] if more > 0 else [])])
         return NotServed(
-            f"No running node serves this workspace. {told or 'No tool worker of its pool is running'}.",
-            remedy="Ask for what a node offers, or start a tool worker that offers what is missing.",
+            f"No running node can serve this workspace. {told or 'No tool worker of its pool is running'}.",
+            remedy="Change the needs, or start a tool worker that meets them.",
         )
 
 
@@ -161,7 +161,7 @@ def _why_not(member: Member, workspace: WorkspaceSpec) -> str:
     try:
         offer = NodeOffer.model_validate_json(advertised)
     except ValidationError:
-        return "offers nothing that can be read"
+        return "has an unreadable offer"
     lacking = offer.lacking(workspace)
     return f"lacks {_shown(' and '.join(lacking))} (it offers {_shown(str(offer))})" if lacking else ""
 

@@ -61,7 +61,7 @@ def seal(public: bytes, content: bytes, about: str) -> bytes:
     try:
         shared = mine.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
-        raise CorruptEntry("The other side of a transfer has shown no usable key.") from error
+        raise CorruptEntry("The other side of a transfer has no valid public key.") from error
     return theirs + AESGCM(_key(shared, theirs, public, about)).encrypt(bytes(12), content, None)
 
 

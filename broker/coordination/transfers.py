@@ -207,7 +207,7 @@ class Transfers:
             answer = TransferAnswer.model_validate_json(answered)
         except ValueError as error:
             raise TransferFailed(
-                f"The answer of the node {node.decode()} cannot be read.",
+                f"The answer from the node {node.decode()} cannot be read.",
                 remedy="Make sure that its tool worker runs this version.",
             ) from error
         if answer.error:

@@ -61,7 +61,7 @@ class Unreadable:
             group: the consumer group that it was delivered to; empty for none.
         """
         why = f"it has no field {error}" if isinstance(error, LookupError) else " ".join(str(error).split())[:WHY_CHARS]
-        _log.warning("entry %s of %s cannot be read and was put aside: %s", entry_id, key, ascii(why))
+        _log.warning("entry %s of %s cannot be read and was quarantined: %s", entry_id, key, ascii(why))
         held = b" ".join(part[:SHOWN_BYTES] for part in fields[:16])[:SHOWN_BYTES]
         note = ("key", key, "id", entry_id, "why", why, "held", held)
         commands: list[tuple[Argument, ...]] = [("XADD", names.unreadable, "MAXLEN", "~", KEPT, "*", *note)]
@@ -80,7 +80,7 @@ class Unreadable:
 
         Atomic: a second call must not move the key that has replaced it.
         """
-        _log.warning("%s cannot be used and is moved out of the way: %s", key, error)
+        _log.warning("%s has the wrong type and is moved away: %s", key, error)
         await self._store.function("deck_keep_kind", (key, self._store.all_shards[0].root), kind)
 
     async def all(self) -> list[UnreadableEntry]:

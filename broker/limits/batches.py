@@ -159,7 +159,7 @@ class Batches:
             return None
         if outcome == "lost":
             waiting = [cid.decode(errors="backslashreplace") for cid in flat]
-            _log.error("the store has lost the batch %s; %d calls are put again", ascii(batch_id), len(waiting))
+            _log.error("the store has lost the batch %s; its %d calls are queued again", ascii(batch_id), len(waiting))
             await wake(self._store, waiting)
             return None
         found = texts_by_name(flat)

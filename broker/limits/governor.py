@@ -163,7 +163,7 @@ class Governor:
             try:
                 await self.pump(pool, worker_id)
             except StoreRefused as error:
-                _log.error("nobody is woken who waits for %s: %s", pool.name, error)
+                _log.error("cannot wake conversations waiting for quota %s: %s", pool.name, error)
             await self._wake_timers[pool.name].sleep()
 
     async def _call(self, function: str, pool: Pool, arguments: tuple[Argument, ...]) -> tuple[str, str, int]:

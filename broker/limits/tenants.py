@@ -49,7 +49,7 @@ def _weights_alone(rules: Any) -> Any:
         return rules
     for name in rules:
         if name != OTHERS and not re.fullmatch(NAME_PATTERN, name):
-            raise ValueError(f"no tenant is called {name!r}")
+            raise ValueError(f"invalid tenant name {name!r}")
     return {name: {"weight": rule} if isinstance(rule, int | float) else rule for name, rule in rules.items()}
 
 
@@ -87,7 +87,7 @@ class TenantTable(BaseModel):
             if unknown := sorted(entries.keys() - {"tenants", "quota"}):  # one file may hold the quotas too
                 raise UsageError(
                     f"The table of tenants cannot be used: there is a {unknown[0]!r} beside [tenants].",
-                    remedy="Put what concerns a tenant under [tenants.NAME].",
+                    remedy="Put the rules of a tenant under [tenants.NAME].",
                 )
             return cls(rules=entries.get("tenants", {}))
         except tomllib.TOMLDecodeError as error:
@@ -107,7 +107,7 @@ class TenantTable(BaseModel):
         for name in sorted(self.rules.keys() & other.rules.keys()):
             if self.rules[name] != other.rules[name]:
                 raise UsageError(
-                    f"DECKHANDS_QUOTAS and {SETTING} say different things of the tenant {name!r}.",
+                    f"DECKHANDS_QUOTAS and {SETTING} have different rules for the tenant {name!r}.",
                     remedy="Leave [tenants] out of the quota table, or let both name one file.",
                 )
         return TenantTable(rules={**other.rules, **self.rules})

@@ -87,7 +87,7 @@ def outcome_of(reply: Any, conversation_id: str, checksum: str = "") -> Outcome 
             return Closed()
         case ["lost", last]:
             return Lost(last)
-    raise StoreError(f"The function append answered {reply!r}.")
+    raise StoreError(f"Unexpected reply of the function append: {reply!r}.")
 
 
 async def has_appended(store: Store, conversation_id: str, key: str) -> bool:

@@ -73,14 +73,12 @@ class Deletion:
         while True:
             outcome = await self._call("deck_begin_deletion", conversation_id, last_id)
             if outcome[0] == "news":
-                raise NotDeleted(
-                    f"The conversation {conversation_id} has continued meanwhile.", remedy="Cancel it first."
-                )
+                raise NotDeleted(f"The conversation {conversation_id} has new events.", remedy="Cancel it first.")
             if outcome[0] != "owned":
                 return
             if clock.monotonic() > deadline:
                 raise NotDeleted(
-                    f"The conversation {conversation_id} is still in the hands of {outcome[1].decode()}.",
+                    f"The conversation {conversation_id} is still owned by {outcome[1].decode()}.",
                     remedy="Delete it again in a minute.",
                 )
             await asyncio.sleep(POLL_SECONDS)

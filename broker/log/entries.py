@@ -50,7 +50,7 @@ def decoded(entry_id: bytes, fields: list[Any], expected_id: int, decode: codec.
 
 def _only_field(fields: list[Any]) -> bytes:
     if len(fields) != 2 or fields[0] != b"e":
-        raise CorruptEntry("Its entry has not the one field that an event has.")
+        raise CorruptEntry("Its entry does not have exactly the field of an event.")
     entry: bytes = fields[1]
     return entry
 

@@ -26,9 +26,7 @@ async def expire(log: EventLog, conversation_ids: Iterable[str]) -> None:
             with suppress(ConversationBusy, UnknownConversation):  # it has started, or is gone
                 await _expire(log, conversation_id)
         except (DeckhandsError, ValueError):  # damaged keys of one conversation must not affect others
-            _log.exception(
-                "conversation %s cannot be ended, though it has expired", conversation_id, extra=about(conversation_id)
-            )
+            _log.exception("cannot end the expired conversation %s", conversation_id, extra=about(conversation_id))
 
 
 async def _expire(log: EventLog, conversation_id: str) -> None:

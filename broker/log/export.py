@@ -49,6 +49,6 @@ def events_from_lines(lines: Iterable[str], *, source: str) -> list[Event]:
         except (ValueError, CorruptEntry, UnknownKind) as error:
             raise CorruptEntry(f"Line {number} of {source} is not an event: {error}") from error
         if event.id != len(events) + 1:
-            raise CorruptEntry(f"Line {number} of {source} holds event {event.id} where {len(events) + 1} belongs.")
+            raise CorruptEntry(f"Line {number} of {source} has event {event.id} where {len(events) + 1} is expected.")
         events.append(event)
     return events

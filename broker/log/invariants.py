@@ -82,7 +82,7 @@ def lost_events(events: Sequence[Event], seen: Sequence[Event]) -> int:
 def _gapless(events: Sequence[Event], conversation_id: str, last_event_id: int | None) -> Iterator[Violation]:
     for expected, event in enumerate(events, 1):
         if event.id != expected:
-            yield Violation(GAPLESS, event.id, f"event {event.id} stands where event {expected} belongs")
+            yield Violation(GAPLESS, event.id, f"event {event.id} is where event {expected} belongs")
             return
     first = events[0] if events else None
     if not isinstance(first, ConversationCreated) or first.conversation_id != conversation_id:
@@ -98,9 +98,9 @@ def _durable(events: Sequence[Event], seen: Sequence[Event]) -> Iterator[Violati
     there = {event.id: event for event in events}
     for event in seen:
         if event.id not in there:
-            yield Violation(DURABLE, event.id, f"event {event.id} ({event.kind}) was seen and is not there")
+            yield Violation(DURABLE, event.id, f"event {event.id} ({event.kind}) was seen and is missing")
         elif there[event.id] != event:
-            yield Violation(DURABLE, event.id, f"event {event.id} is not what it was when it was seen")
+            yield Violation(DURABLE, event.id, f"event {event.id} has changed since it was seen")
 
 
 def _one_observation(events: Sequence[Event], *, must_be_settled: bool) -> Iterator[Violation]:
@@ -138,4 +138,4 @@ def _terminal(stands: Status) -> Iterator[Violation]:
     if stands.is_unanswered:
         yield Violation(TERMINAL, 0, f"a message or request got no answer (the agent is {stands.state})")
     elif not stands.is_settled and stands.state != AgentState.RATE_LIMITED:
-        yield Violation(TERMINAL, 0, f"the conversation came to rest as {stands.state}")
+        yield Violation(TERMINAL, 0, f"the conversation ended in the state {stands.state}")

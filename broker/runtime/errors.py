@@ -95,12 +95,12 @@ class AdmissionRefused(DeckhandsError):
     def __init__(self, reason: str, tenant: str, used: int, limit: int, retry_after_seconds: float) -> None:
         whose = "all tenants without a rule" if tenant == "*" else f"the tenant {tenant!r}" if tenant else "nobody"
         text = {
-            "open": f"{used} conversations of {whose} are not settled, and no more than {limit} may be.",
-            "pace": f"No more than {limit} conversations of {whose} may begin in a minute.",
-            "memory": f"The store uses {used:,} bytes; conversations begin while it uses less than {limit:,}.",
+            "open": f"{used} conversations of {whose} are not settled; the limit is {limit}.",
+            "pace": f"No more than {limit} conversations of {whose} may start per minute.",
+            "memory": f"The store uses {used:,} bytes; conversations may start while it uses less than {limit:,}.",
         }
         super().__init__(
-            text.get(reason, "No conversation may begin now."),
+            text.get(reason, "No conversation may start now."),
             remedy=f"Try again in {retry_after_seconds:.3g} s, or ask the operator for more.",
         )
         self.reason = reason
@@ -203,7 +203,7 @@ class ConversationBusy(DeckhandsError):
 
     def __init__(self, conversation_id: str) -> None:
         super().__init__(
-            f"The agent of the conversation {conversation_id} is at work, and takes no message meanwhile.",
+            f"The agent of the conversation {conversation_id} is working and accepts no message now.",
             remedy="Send it again when the conversation has settled, or let it interrupt the agent.",
         )
 
@@ -215,7 +215,7 @@ class ConversationMoved(DeckhandsError):
 
     def __init__(self, conversation_id: str, last_id: int) -> None:
         super().__init__(
-            f"The conversation {conversation_id} is at event {last_id}, and not where it was when you read it.",
+            f"The conversation {conversation_id} is at event {last_id}; it has new events since you read it.",
             remedy="Read it again.",
         )
 

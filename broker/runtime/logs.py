@@ -95,7 +95,7 @@ def as_json(role: str, logger: logging.Logger) -> None:
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     level = logging.INFO if issubclass(kind, KeyboardInterrupt) else logging.CRITICAL
-    _log.log(level, "the program ends by %s", kind.__name__, exc_info=(kind, error, trace))
+    _log.log(level, "the program ends with %s", kind.__name__, exc_info=(kind, error, trace))
 
 
 def _log_uncaught_in_thread(uncaught: threading.ExceptHookArgs) -> None:
@@ -103,7 +103,7 @@ def _log_uncaught_in_thread(uncaught: threading.ExceptHookArgs) -> None:
     error = uncaught.exc_value
     if error is not None and not isinstance(error, SystemExit):
         _log.critical(
-            "the thread %s ends by %s",
+            "the thread %s ends with %s",
             name,
             uncaught.exc_type.__name__,
             exc_info=(type(error), error, error.__traceback__),

@@ -78,69 +78,78 @@ class BrokerSettings(BaseSettings):
         str, Field(description="a file that holds the URL of Celery's broker; read again at each connection")
     ] = ""
     celery_result_url: Annotated[
-        str, Field(description="where results of Celery tasks are kept; empty: in Celery's broker")
+        str, Field(description="the result backend of Celery tasks; empty: Celery's broker")
     ] = ""
     celery_name: Annotated[
         str,
         Field(description="name of Celery's broker, where several brokers share a store; empty: its address"),
     ] = ""
-    shards: Annotated[int, Field(ge=1, le=1024, description="parts of a store that has never been used")] = 1
-    home: Annotated[Path, Field(description="where embedded clusters and runs live")] = Path("~/.deckhands")
+    shards: Annotated[int, Field(ge=1, le=1024, description="number of shards of a new store")] = 1
+    home: Annotated[Path, Field(description="the directory of embedded clusters and runs")] = Path("~/.deckhands")
     node_dir: Annotated[
-        str, Field(description="where workspaces, host sockets and journals live; empty: `node` in the home")
+        str, Field(description="the directory of workspaces, host sockets and journals; empty: `node` in the home")
     ] = ""
     workspace_roots: Annotated[
-        str, Field(description="directories below which conversations may name one, with `:` between; empty: none")
+        str,
+        Field(description="directories in which conversations may choose a workspace, separated by `:`; empty: none"),
     ] = ""
-    sandbox: Annotated[str, Field(description="what workspaces run in: `auto`, `bwrap`, `docker` or `none`")] = "auto"
+    sandbox: Annotated[str, Field(description="the sandbox of workspaces: `auto`, `bwrap`, `docker` or `none`")] = (
+        "auto"
+    )
     checkpoints: Annotated[
-        str, Field(description="where workspaces are saved: a URL that fsspec knows; empty: nowhere")
+        str, Field(description="the location of checkpoints: a URL that fsspec knows; empty: none")
     ] = ""
     archive: Annotated[
-        str, Field(description="where archived conversations are: a URL that fsspec knows; empty: nowhere")
+        str, Field(description="the location of archived conversations: a URL that fsspec knows; empty: none")
     ] = ""
     evaluations: Annotated[
-        str, Field(description="the directory of evaluations that Celery tasks ask the door for; empty: it takes none")
+        str, Field(description="the directory of evaluations started by Celery tasks; empty: such tasks are refused")
     ] = ""
     api_key: Annotated[
-        str, Field(repr=False, description='of a server, for `Conversation(cluster="https://…")`; empty: none')
+        str,
+        Field(repr=False, description='the API key of a server, for `Conversation(cluster="https://…")`; empty: none'),
     ] = ""
     retention: Annotated[
-        str, Field(description="the TOML file that says how long conversations stay in the store; empty: for ever")
+        str, Field(description="the TOML file with the retention of conversations in the store; empty: for ever")
     ] = ""
-    webhook_private: Annotated[
-        str, Field(description="networks that webhooks may reach although they are not public, with `,` between")
-    ] = ""
+    webhook_private: Annotated[str, Field(description="private networks that webhooks may reach, separated by `,`")] = (
+        ""
+    )
     heartbeat_ttl_seconds: Annotated[
         float,
         Field(
             ge=LEAST_HEARTBEAT_TTL_SECONDS,
             allow_inf_nan=False,
-            description="how long after its last heartbeat a worker is presumed dead, on a fast store",
+            description="time after its last heartbeat at which a worker is presumed dead, on a fast store",
         ),
     ] = HEARTBEAT_TTL_SECONDS
     prefer_sdk_agents: Annotated[
         bool,
-        Field(
-            description="conversations of an agent that has an SDK agent begin with that; or `OPENHANDS_USE_SDK_AGENTS`"
-        ),
+        Field(description="new conversations use the SDK agent of their agent, if any; or `OPENHANDS_USE_SDK_AGENTS`"),
     ] = False
     sdk_agents_percent: Annotated[
-        float, Field(ge=0, le=100, allow_inf_nan=False, description="of how many of them, by their ids")
+        float,
+        Field(
+            ge=0,
+            le=100,
+            allow_inf_nan=False,
+            description="the percentage of conversations that do, chosen by their ids",
+        ),
     ] = 100.0
     fallback_to_legacy: Annotated[
-        bool, Field(description="where the SDK cannot run, the legacy agent continues the conversation")
+        bool, Field(description="if the SDK cannot run, the legacy agent continues the conversation")
     ] = True
     sdk_timeout_seconds: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="how long the SDK may take to ask, once it can")
+        float,
+        Field(gt=0, allow_inf_nan=False, description="time limit for the SDK's first model call once it may make it"),
     ] = 120.0
     store_patched: Annotated[
-        bool, Field(description="the store's server has the fixes of newer versions, whatever its number says")
+        bool, Field(description="the store's server has the fixes of newer versions, whatever its version number")
     ] = False
     secret_key: Annotated[
         str,
         Field(
-            description="encrypts secrets and archives: 32 bytes in base64, the same for all workers and clients",
+            description="key for secrets and archives: 32 bytes in base64, the same for all workers and clients",
             repr=False,
         ),
     ] = ""
@@ -155,11 +164,11 @@ class BrokerSettings(BaseSettings):
     ] = ""
     log_format: Annotated[
         Literal["text", "json"],
-        Field(description="what workers write their logs as: `text`, or `json`, an object a line"),
+        Field(description="the format of workers' logs: `text`, or `json`, one object per line"),
     ] = "text"
     debug: Annotated[bool, Field(description="tracebacks instead of one-line errors")] = False
-    failpoints: Annotated[str, Field(description="for tests: places where a process stops or dies")] = ""
-    failpoint_log: Annotated[str, Field(description="for tests: the file in which hits of failpoints are noted")] = ""
+    failpoints: Annotated[str, Field(description="for tests: the failpoints to arm")] = ""
+    failpoint_log: Annotated[str, Field(description="for tests: the file that records hits of failpoints")] = ""
 
     @property
     def result_url(self) -> str:

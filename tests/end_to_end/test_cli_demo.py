@@ -100,9 +100,9 @@ def test_what_is_missing_is_said():
         {"tests_passing": 19},
         {"events_lost": 1},
         {"observations_doubled": 1},
-        {"violations": ["c1: I2: event 6 stands where event 5 belongs"]},
+        {"violations": ["c1: I2: event 6 is where event 5 belongs"]},
     ):
         report = DemoReport(**{**{name: getattr(WHOLE, name) for name in WHOLE.__slots__}, **broken})
         assert not report.is_whole
         assert report_lines(report)[-1] == "Something is missing, see above."
-    assert "! c1: I2: event 6 stands where event 5 belongs" in report_lines(report)
+    assert "! c1: I2: event 6 is where event 5 belongs" in report_lines(report)

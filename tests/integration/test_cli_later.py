@@ -86,7 +86,7 @@ def test_what_cannot_be_meant_is_refused(env: dict[str, str], options: tuple[str
 def test_a_message_is_refused_while_the_agent_works(env: dict[str, str]) -> None:
     conversation_id = deckhands("submit", "-t", "x", "--double-texting", "reject", env=env).out.strip()
     done = deckhands("message", conversation_id, "and this", env=env)
-    assert (done.code, "is at work, and takes no message meanwhile" in done.err) == (1, True)
+    assert (done.code, "is working and accepts no message now" in done.err) == (1, True)
     assert deckhands("message", conversation_id, "and this", "--double-texting", "enqueue", env=env).code == 0
     assert len(deckhands("export", conversation_id, env=env).json) == 3
 

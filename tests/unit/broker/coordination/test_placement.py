@@ -39,7 +39,7 @@ def test_a_workspace_without_needs_costs_no_look() -> None:
 def test_what_is_said_where_nothing_fits_is_short() -> None:
     lacking = {f"node{number:03}": "lacks the label gpu" for number in range(100)}
     text = str(Placement((), lacking, is_anybody_there=True).refusal())
-    assert "node007 lacks the label gpu. 92 more nodes do not serve it either." in text
+    assert "node007 lacks the label gpu. 92 more nodes cannot serve it." in text
     assert len(text) < 1_000
 
 

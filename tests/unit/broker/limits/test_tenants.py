@@ -51,7 +51,7 @@ def test_what_two_tables_say_of_a_tenant_agrees() -> None:
         "other",
         "third",
     }
-    with pytest.raises(UsageError, match="say different things of the tenant 'acme'"):
+    with pytest.raises(UsageError, match="have different rules for the tenant 'acme'"):
         controller_settings(both | {"DECKHANDS_QUOTAS": "[tenants]\nacme = 2"})
 
 
@@ -62,7 +62,7 @@ def test_what_two_tables_say_of_a_tenant_agrees() -> None:
         ("[tenants]\nacme = 0", "acme.weight: Input should be greater than or equal to 0.001"),
         ("[tenants.acme]\nmax_open = 0", "acme.max_open: Input should be greater than or equal to 1"),
         ("[tenants.acme]\nwieght = 2", "acme.wieght: Extra inputs are not permitted"),
-        ('[tenants]\n"a b" = 2', "no tenant is called 'a b'"),
+        ('[tenants]\n"a b" = 2', "invalid tenant name 'a b'"),
         ("[tenant]\nacme = 2", "there is a 'tenant' beside"),
         ("/no/such/file.toml", "cannot be read"),
     ],

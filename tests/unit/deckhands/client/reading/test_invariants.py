@@ -32,7 +32,7 @@ def test_a_whole_log_has_no_violations():
 def test_a_gap():
     log = finished_log()
     del log[4]
-    assert ("I2", 6, "event 6 stands where event 5 belongs") in found(log)
+    assert ("I2", 6, "event 6 is where event 5 belongs") in found(log)
     assert lost_events(log, []) == 1
 
 
@@ -58,14 +58,14 @@ def test_a_conversation_created_twice():
 def test_an_event_that_was_seen_and_is_gone():
     log = finished_log()
     gone = with_id(command("rm"), 12)
-    assert found(log, seen=[gone]) == [("I3", 12, "event 12 (action.run) was seen and is not there")]
+    assert found(log, seen=[gone]) == [("I3", 12, "event 12 (action.run) was seen and is missing")]
     assert lost_events(log, [gone]) == 1
 
 
 def test_an_event_that_has_changed_since_it_was_seen():
     log = finished_log()
     before = log[6].model_copy(update={"command": "make check"})
-    assert found(log, seen=[before]) == [("I3", 7, "event 7 is not what it was when it was seen")]
+    assert found(log, seen=[before]) == [("I3", 7, "event 7 has changed since it was seen")]
 
 
 def test_an_action_without_observation():
@@ -102,7 +102,7 @@ def test_an_observation_of_nothing(cause, event_id):
 
 
 def test_a_conversation_that_never_came_to_rest():
-    assert found(numbered(created(), state("running"))) == [("I1", 0, "the conversation came to rest as running")]
+    assert found(numbered(created(), state("running"))) == [("I1", 0, "the conversation ended in the state running")]
 
 
 def test_a_message_that_was_never_read():

@@ -213,7 +213,7 @@ def test_who_may_not_know_workers_reads_none_of_their_names() -> None:
         actions={3: ActionFact(3, WorkerFact("secret-tool", -1.0))},
         node=node,
         pool="bash",
-        unserved="No running node serves this workspace. secret-node lacks gpu.",
+        unserved="No running node can serve this workspace. secret-node lacks gpu.",
         owner=WorkerFact("secret-controller", 1.0),
         shows_workers=False,
     )

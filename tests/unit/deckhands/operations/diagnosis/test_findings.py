@@ -76,9 +76,9 @@ def test_queues_that_wait_too_long() -> None:
 
 def test_logs_and_what_belongs_to_nobody() -> None:
     assert bad(judged_logs(Logs(of=10, looked_at=10))) == []
-    broken = Logs(of=10, looked_at=10, broken=[("c1", Violation("I2", 3, "event 4 stands where event 3 belongs"))])
+    broken = Logs(of=10, looked_at=10, broken=[("c1", Violation("I2", 3, "event 4 is where event 3 belongs"))])
     assert bad(judged_logs(broken)) == [("invariants", True)]
-    assert "c1: I2 event 4 stands" in judged_logs(broken)[0].detail
+    assert "c1: I2 event 4 is" in judged_logs(broken)[0].detail
     lost = Logs(of=1, looked_at=1, ownerless=[f"c{n}" for n in range(9)], half_deleted=["d1"])
     assert bad(judged_logs(lost)) == [("orphans", False), ("orphans", False)]
     assert "c4 and 4 more" in judged_logs(lost)[1].detail
