@@ -27,7 +27,8 @@ from broker.contract.fencing import Ownership
 from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import Claimed, Owners
-from broker.log.event_log import Appended, EventLog
+from broker.log.append_call import Appended
+from broker.log.event_log import EventLog
 from broker.store.embedded import EmbeddedValkey
 from broker.store.store import open_store
 

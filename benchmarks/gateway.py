@@ -24,7 +24,7 @@ from benchmarks.machine import cpu_seconds, resident_kib
 from broker.contract.actions import MessageAction
 from broker.contract.events import ConversationCreated, EventSource
 from broker.contract.specs import Tenancy
-from broker.log.event_log import Appended
+from broker.log.append_call import Appended
 from deckhands.server.auth.api_keys import ApiKeys, Scope
 from deckhands.server.serving import raise_file_limit
 

@@ -15,7 +15,8 @@ from broker.contract.observations import CmdOutputObservation
 from broker.coordination.action_streams import ActionDelivery, ActionQueue, routes
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import Claimed, Owners
-from broker.log.event_log import Appended, EventLog
+from broker.log.append_call import Appended
+from broker.log.event_log import EventLog
 from broker.runtime.errors import OutcomeUnknown
 from broker.store.connection import Argument, Connection
 from broker.store.store import Store

@@ -27,7 +27,7 @@ from broker.coordination.membership import Membership
 from broker.limits.governor import Governor
 from broker.limits.ledger import Ledger
 from broker.limits.quotas import QuotaTable
-from broker.log.event_log import Appended
+from broker.log.append_call import Appended
 from broker.store.embedded import EmbeddedValkey
 from broker.store.store import Store, open_store
 from deckhands.client.client import Client

@@ -96,7 +96,8 @@ class DoorTransport(KeptTransport):
         if queue != QUEUE or not task_id:
             raise error
         headers = message.get("headers")
-        headers, chord = headers if isinstance(headers, dict) else {}, chord_in(message)
+        headers = headers if isinstance(headers, dict) else {}
+        chord = chord_in(message)
         return {
             "body": "",
             "content-type": "application/json",
@@ -147,13 +148,14 @@ class DoorConsumer(WorkerConsumer):
         headers[REFUSED] = _bound(message, arguments, options, embedded or {})
         for own, celerys in ((BEGINS, "eta"), (EXPIRES, "expires"), (LIMITS, "timelimit")):
             headers[own], headers[celerys] = headers.get(celerys), None
-        shown_arguments, shown_options = shown(tuple(arguments), options), shown(options, options)
-        headers.update(argsrepr=shown_arguments, kwargsrepr=shown_options)
+        headers["argsrepr"] = shown(tuple(arguments), options)
+        headers["kwargsrepr"] = shown(options, options)
 
     def answer_dropped(self, message: Any, error: Exception) -> None:
         """Record the failure of a task with an unusable message, if the message has the task's id."""
         headers = message.headers if isinstance(message.headers, dict) else {}
-        task_id, name = task_id_of({"headers": headers, "properties": message.properties}), headers.get("task")
+        task_id = task_id_of({"headers": headers, "properties": message.properties})
+        name = headers.get("task")
         self.note_unusable(task_id, str(name)[:MAX_NAME_CHARS], explain(error))
         if not task_id:
             return
@@ -162,7 +164,8 @@ class DoorConsumer(WorkerConsumer):
         if isinstance(name, str) and name in CELERYS_TASKS:
             failure = ValueError(f"The ingress does not run {name}: send a group of {OWN_TASKS}run instead.")
         try:
-            backend, is_kept = self.app.backend, not headers.get("ignore_result")
+            backend = self.app.backend
+            is_kept = not headers.get("ignore_result")
             request = _request_in_chord(message, task_id, backend)
             if backend.get_state(task_id) not in READY_STATES:  # the id may be that of another task, which has ended
                 backend.mark_as_failure(task_id, failure, request=request, store_result=is_kept)
@@ -218,13 +221,15 @@ def _bound(message: Any, arguments: Any, options: Any, embedded: Mapping[str, An
 
     Celery runs them in many places: at the end of the task, if it fails before it starts, if it has expired.
     """
-    headers, refused = message.headers, None
+    headers = message.headers
+    refused = None
     in_headers = {name: headers.pop(name, None) for name in FOLLOWERS}  # Celery reads them there, too
     found = {name: embedded.get(name, in_headers[name]) for name in FOLLOWERS}
     try:
         following = followers(headers["id"], found)
     except UsageError as error:
-        following, refused = _chord_alone(headers["id"], found), [error.message, error.remedy]
+        following = _chord_alone(headers["id"], found)
+        refused = [error.message, error.remedy]
     if following != embedded:  # other entries there would change the headers
         message.body = dumps([arguments, options, following])
         message._decoded_cache = None  # noqa: SLF001  (kombu keeps what it has read of the body)

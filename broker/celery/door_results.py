@@ -182,7 +182,8 @@ class TaskResults:
         return False
 
     def _complete(self, request: Context, value: Any, failure: Exception | None) -> None:
-        backend, is_stored = self._app.backend, not request.ignore_result
+        backend = self._app.backend
+        is_stored = not request.ignore_result
         if isinstance(failure, TaskRevokedError):
             backend.mark_as_revoked(request.id, str(failure), request=request, store_result=is_stored)
         elif failure is not None:

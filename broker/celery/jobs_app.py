@@ -52,7 +52,8 @@ def make_jobs_app(broker_url: str, result_url: str, schedule: dict[str, Any]) ->
         result_url: the result backend, in kombu's format.
         schedule: Celery's `beat_schedule`: the jobs that a beat sends, and their intervals.
     """
-    (result_backend, login), (_, beat_login) = split_login(result_url), split_login(broker_url)
+    result_backend, login = split_login(result_url)
+    _, beat_login = split_login(broker_url)
     return make_app(
         "jobs",
         broker_url,

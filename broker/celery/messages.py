@@ -297,8 +297,12 @@ def check_task(
     found = _TaskHeaders.model_validate(message.headers)
     if found.task not in known:
         raise Refused(f"this worker has no task {found.task!r}")
-    if longest_eta and found.eta is not None and _aware(found.eta) > clock.now() + longest_eta:
-        raise Refused(f"its eta is more than {longest_eta.total_seconds():g} s away, so it would be delivered twice")
+    if longest_eta and found.eta is not None:
+        eta = found.eta if found.eta.tzinfo is not None else found.eta.replace(tzinfo=UTC)
+        if eta > clock.now() + longest_eta:
+            raise Refused(
+                f"its eta is more than {longest_eta.total_seconds():g} s away, so it would be delivered twice"
+            )
     if len(message.body) > max_chars:
         raise Refused(f"its body has {len(message.body)} bytes; the limit is {max_chars}")
     body = message.decode()
@@ -320,7 +324,3 @@ def _children(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
-
-
-def _aware(time: datetime) -> datetime:
-    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)

@@ -121,7 +121,8 @@ class StoredFiles:
         """
         size_bytes = (await asyncio.to_thread(source.stat)).st_size
         check_size(size_bytes, "The file")
-        keys, ttl_ms = (self._store.keys(conversation_id).stored_file(name),), int(ttl_seconds * 1000)
+        keys = (self._store.keys(conversation_id).stored_file(name),)
+        ttl_ms = int(ttl_seconds * 1000)
         key = self._required_key(is_made=True)
         with source.open("rb") as file:
             for n in range(-(-size_bytes // PIECE_BYTES)):

@@ -172,7 +172,8 @@ class Transfers:
         token = new_key()
         key = names.transfer(token)
         check_size(len(content), "The file")
-        receiver, sealed_for = Receiver(), None
+        receiver = Receiver()
+        sealed_for = None
         await self._write(key, "reply_key", receiver.public)
         await self._write(key, "request", request.model_dump_json())
         stream = names.shard.actions(f"node:{node.decode()}")

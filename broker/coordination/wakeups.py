@@ -15,7 +15,15 @@ from typing import Any
 
 from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversation_of
 from broker.runtime import StoreRefused
-from broker.store import BLOCK_SECONDS, HEARTBEAT_SECONDS, MADE_WITH_THE_NEXT_BEAT, GroupReader, ShardKeys, Store
+from broker.store import (
+    BLOCK_SECONDS,
+    HEARTBEAT_SECONDS,
+    MADE_WITH_THE_NEXT_BEAT,
+    Argument,
+    GroupReader,
+    ShardKeys,
+    Store,
+)
 
 BATCH = 256
 TRIM_MAILBOX_EVERY = 1_000
@@ -33,7 +41,8 @@ class ReadyStream:
     """
 
     def __init__(self, store: Store, names: ShardKeys, worker_id: str, *, is_interactive: bool = False) -> None:
-        self._store, self._names = store, names
+        self._store = store
+        self._names = names
         self._unreadable = Unreadable(store)
         self._stream = names.ready_interactive if is_interactive else names.ready
         self._prefix = "ready:interactive|" if is_interactive else ""
@@ -48,7 +57,9 @@ class ReadyStream:
         for _, entry, fields in await self._reader.read(limit=min(limit, BATCH)):
             entry_id = entry.decode()
             try:
-                notified.append((_conversation_in(self._store, self._names, fields), self._prefix + entry_id))
+                about = dict(zip(fields[::2], fields[1::2], strict=True))
+                conversation_id = conversation_of(self._store, self._names, about[b"c"]).conversation_id
+                notified.append((conversation_id, self._prefix + entry_id))
             except CANNOT_BE_READ as error:
                 await self._unreadable.put_aside(
                     self._names, self._stream, entry_id, fields, error, group="controllers"
@@ -80,7 +91,8 @@ class Mailbox:
     """The wake-ups of one shard for the conversations that a worker owns."""
 
     def __init__(self, store: Store, names: ShardKeys, worker_id: str) -> None:
-        self._store, self._names = store, names
+        self._store = store
+        self._names = names
         self._unreadable = Unreadable(store)
         self._key = names.mail(worker_id)
         self._after = "0-0"
@@ -103,7 +115,10 @@ class Mailbox:
             try:
                 about = dict(zip(fields[::2], fields[1::2], strict=True))
                 conversation_id = conversation_of(self._store, self._names, about[b"c"]).conversation_id
-                carried = _carried(about)
+                carried = None
+                if b"e" in about:
+                    before, is_watched = about[b"p"].decode(), b"w" in about
+                    carried = CarriedEvent(int(about[b"i"]), about[b"e"], before, is_watched=is_watched)
             except CANNOT_BE_READ as error:
                 await self._unreadable.put_aside(self._names, self._key, entry_id.decode(), fields, error)
             else:
@@ -112,14 +127,26 @@ class Mailbox:
         return notified
 
     async def _entries(self) -> list[Any]:
-        command = ("XREAD", "COUNT", BATCH, "BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", self._key, self._after)
+        command: tuple[Argument, ...] = (
+            "XREAD",
+            "COUNT",
+            BATCH,
+            "BLOCK",
+            int(BLOCK_SECONDS * 1000),
+            "STREAMS",
+            self._key,
+            self._after,
+        )
         # Trim with the next read, which saves a round trip.
         is_to_be_trimmed = (
             self._read_since_trim >= TRIM_MAILBOX_EVERY
             or self._carried_since_trim >= TRIM_CARRIED_EVERY
             or (self._is_quiet and self._carried_since_trim > 0)
         )
-        commands = [("XTRIM", self._key, "MINID", _next_id(self._after)), command] if is_to_be_trimmed else [command]
+        commands: list[tuple[Argument, ...]] = [command]
+        if is_to_be_trimmed:
+            milliseconds, _, number = self._after.partition("-")
+            commands.insert(0, ("XTRIM", self._key, "MINID", f"{milliseconds}-{int(number) + 1}"))
         try:
             *_, found = await self._store.persist(lambda: self._connection.call_many(commands))
         except StoreRefused as error:
@@ -135,22 +162,6 @@ class Mailbox:
     async def aclose(self) -> None:
         """Close the connection."""
         await self._connection.aclose()
-
-
-def _next_id(entry_id: str) -> str:
-    milliseconds, _, number = entry_id.partition("-")
-    return f"{milliseconds}-{int(number) + 1}"
-
-
-def _carried(about: dict[bytes, bytes]) -> CarriedEvent | None:
-    if b"e" not in about:
-        return None
-    return CarriedEvent(int(about[b"i"]), about[b"e"], about[b"p"].decode(), is_watched=b"w" in about)
-
-
-def _conversation_in(store: Store, names: ShardKeys, fields: list[bytes]) -> str:
-    about = dict(zip(fields[::2], fields[1::2], strict=True))
-    return conversation_of(store, names, about[b"c"]).conversation_id
 
 
 async def wake(store: Store, conversation_ids: Iterable[str]) -> None:

@@ -214,7 +214,8 @@ class Batches:
 
     async def numbers(self, batch: Batch) -> list[str]:
         """Return the numbers of a batch's calls, in order."""
-        return sorted(filter(_is_number, await self._calls(batch)), key=int)
+        numbers = [number for number in await self._calls(batch) if number.isascii() and number.isdigit()]
+        return sorted(numbers, key=int)
 
     async def deliver(self, batch: Batch, number: str, result: bytes) -> str | None:
         """Store the result of a call, unless it has one. Idempotent.
@@ -244,7 +245,3 @@ class Batches:
 
     async def _call(self, function: str, *arguments: Any) -> list[Any]:
         return await self._store.function(function, (self._shard.root,), *arguments)
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()

@@ -217,7 +217,7 @@ class Ledger:
         Raises:
             UsageError: it is not the name of an account, or the amount is invalid.
         """
-        amount = _nano_or_none(None if limit_usd is None else _checked(limit_usd))
+        amount: int | str = "" if limit_usd is None else nano(_checked(limit_usd))
         if check is None:
             await self._change(account, "set", amount)
             return await self.account(account)
@@ -293,10 +293,6 @@ class Ledger:
         if woken:
             await wake(self._store, dict.fromkeys(cid.decode(errors="backslashreplace") for cid in woken))
         return outcome, detail.decode()
-
-
-def _nano_or_none(usd: float | None) -> int | str:
-    return "" if usd is None else nano(usd)
 
 
 def _checked(usd: float) -> float:

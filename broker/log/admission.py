@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from broker.contract import ConversationCreated
-from broker.log.append_outcomes import Duplicate
+from broker.log.append_call import Duplicate
 from broker.runtime import AdmissionRefused
 from broker.store import ShardKeys, Store
 

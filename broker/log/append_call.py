@@ -1,19 +1,22 @@
-"""One call of the function `append` as values: the writer, the events and the side effects.
+"""One call of the function `append` as values: the writer, the events, the side effects, and the outcome.
 
 Holds: the names of the arguments are defined here and at the head of `append` in `append.lua`, and nowhere else.
+Does not: have an outcome for a lost reply. `event_log` repeats the call until it has one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import msgpack
 
 from broker.contract import MessagePolicy, Ownership, Start
+from broker.runtime import ConversationBusy, StoreError, UnknownConversation
 from broker.secrets import KnownValues
-from broker.store import Argument
+from broker.store import Argument, Store
 
 Condition = Literal["", "message:", "message:enqueue", "message:reject", "message:interrupt", "expire"]
 """The condition of a producer's append. `message:<policy>`: the policy accepts a message now; without one, the
@@ -64,12 +67,10 @@ class Creator(NamedTuple):
         named: Named = {"by": "create", "key": self.key, "pool": self.pool}
         named |= {"awaited": self.awaited} if self.awaited else {}
         named |= {"inner": True} if self.elsewhere is None else {"elsewhere": self.elsewhere}
-        return named | ({"start": _millis_of(self.start)} if self.start else {})
-
-
-def _millis_of(start: Start) -> dict[str, int]:
-    found = {"delay_ms": start.delay_seconds, "limit_ms": start.limit_seconds}
-    return {name: math.ceil(seconds * 1000) for name, seconds in found.items() if seconds is not None}
+        if self.start is not None:
+            times = {"delay_ms": self.start.delay_seconds, "limit_ms": self.start.limit_seconds}
+            named["start"] = {name: math.ceil(time * 1000) for name, time in times.items() if time is not None}
+        return named
 
 
 class Producer(NamedTuple):
@@ -183,3 +184,87 @@ def append_arguments(
     named |= {"fields": [str(part) for field in fields.items() for part in field]} if fields else {}
     named |= {} if secrets is None else {"secrets": secrets.number, "sample": secrets.sample}
     return [conversation_id, msgpack.packb(named, use_bin_type=False), *(entry.data for entry in entries)]
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The events were written with ids first to last. `checksum` is that of the last one, see `codec.checksum_of`."""
+
+    first_id: int
+    last_id: int
+    checksum: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """An earlier call with the same key wrote the events, with ids first to last."""
+
+    first_id: int
+    last_id: int
+    checksum: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """Refused: another worker owns the conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Refused: the log has grown since the decision. Read the new events and decide again."""
+
+    last_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Refused: the conversation is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Refused: the log ends at `last_id` and does not hold the event that the writer refers to."""
+
+    last_id: int
+
+
+Outcome = Appended | Duplicate | Fenced | Conflict | Closed | Lost
+
+
+def outcome_of(reply: Any, conversation_id: str, checksum: str = "") -> Outcome | None:
+    """Return the outcome in a reply of the function `append`; None if the conversation to create exists already.
+
+    Args:
+        checksum: checksum of the last event to write.
+
+    Raises:
+        UnknownConversation: there is no such conversation.
+        ConversationBusy: it takes no message now.
+        StoreError: the reply is not one of the function's.
+    """
+    match reply:
+        case ["missing"]:
+            raise UnknownConversation(conversation_id)
+        case ["busy"]:
+            raise ConversationBusy(conversation_id)
+        case ["exists"]:
+            return None
+        case ["appended", first, last]:
+            return Appended(first, last, checksum)
+        case ["duplicate", first, last]:
+            return Duplicate(first, last, checksum)
+        case ["fenced"]:
+            return Fenced()
+        case ["conflict", last]:
+            return Conflict(last)
+        case ["closed"]:
+            return Closed()
+        case ["lost", last]:
+            return Lost(last)
+    raise StoreError(f"Unexpected reply of the function append: {reply!r}.")
+
+
+async def has_appended(store: Store, conversation_id: str, key: str) -> bool:
+    """Return whether the log holds the append that a producer made under a key."""
+    once = store.keys(conversation_id).once
+    return bool(await store.persist(lambda: store.connection.call("HEXISTS", once, f"p:{key}")))

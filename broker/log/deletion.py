@@ -11,7 +11,6 @@ Keys: those of a conversation, see `broker.store.keys`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 from broker.contract import codec
@@ -55,9 +54,12 @@ class Deletion:
         await self.begin(conversation_id, last_id=last_id, limit_seconds=limit_seconds)
         names = self._store.keys(conversation_id)
         after = 0
-        while batch := await self._entries(names.events, after):
+        while True:
+            batch = await self._store.call("XRANGE", names.events, f"{after + 1}-0", "+", "COUNT", READ_BATCH)
+            if not batch:
+                break
             after += len(batch)
-            doomed = sorted({key for entry in batch for key in self._kept_with(conversation_id, entry)})
+            doomed = sorted({key for _, fields in batch for key in self._kept_with(conversation_id, fields[-1])})
             for at in range(0, len(doomed), KEYS_AT_ONCE):
                 commands = [("UNLINK", key) for key in doomed[at : at + KEYS_AT_ONCE]]
                 await self._store.call_many(commands)
@@ -82,11 +84,6 @@ class Deletion:
                     remedy="Delete it again in a minute.",
                 )
             await asyncio.sleep(POLL_SECONDS)
-
-    async def _entries(self, events: str, after: int) -> Sequence[bytes]:
-        command = ("XRANGE", events, f"{after + 1}-0", "+", "COUNT", READ_BATCH)
-        found = await self._store.call(*command)
-        return [fields[-1] for _, fields in found]
 
     def _kept_with(self, conversation_id: str, entry: bytes) -> list[str]:
         """Return the keys that an event refers to: its large texts, and the file that its workspace is filled from."""

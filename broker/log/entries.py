@@ -1,4 +1,4 @@
-"""Parses entries of a log: an id, and one field with the bytes of the event.
+"""Reads entries of a log: an id, and one field with the bytes of the event.
 
 Holds: an error about a missing or unreadable entry names the event that was expected.
 """
@@ -6,10 +6,15 @@ Holds: an error about a missing or unreadable entry names the event that was exp
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from broker.contract import Event, codec
 from broker.runtime import CorruptEntry, StoreTooNew
+from broker.store import Store
+
+BATCH = 32
+
+E = TypeVar("E", bound=Event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +65,23 @@ def is_at(entries: list[Any], event_id: int, checksum: str) -> bool:
     if not entries or entries[0][0] != b"%d-0" % event_id:
         return False
     return not checksum or codec.checksum_of(entries[0][1][-1]) == checksum
+
+
+async def find_latest_event(store: Store, conversation_id: str, kind: type[E]) -> E | None:
+    """Return the latest event of a class; None if there is none. Reads backwards from the end of the log.
+
+    Raises:
+        CorruptEntry: a later entry is damaged. The message names the event.
+    """
+    stream, end = store.keys(conversation_id).events, "+"
+    while True:
+        batch = await store.call("XREVRANGE", stream, end, "-", "COUNT", BATCH)
+        event_id = 0
+        for entry_id, fields in batch:
+            event_id = int(entry_id.partition(b"-")[0])
+            event = decoded(entry_id, fields, event_id, codec.decode_any)
+            if isinstance(event, kind):
+                return event
+        if len(batch) < BATCH or event_id == 1:
+            return None
+        end = f"{event_id - 1}-0"

@@ -1,9 +1,10 @@
 """The log of each conversation: append, read, tail, fork.
 
 Holds: event ids are 1, 2, 3 … without gaps. All writes use the function `append`; its outcomes are types
-(`append_outcomes`). If the reply to an append is lost, the call is repeated until its outcome is known; the events are
+(`append_call`). If the reply to an append is lost, the call is repeated until its outcome is known; the events are
 written once. An id and a checksum identify an event, because a store that lost the end of a log assigns its ids again
 (`lost_tails`).
+An event is masked once; an append masks it again only if the secrets have changed since.
 Does not: trim a live log.
 Keys: `deck:{k}:c:<id>:events`, and the conversation's blobs.
 """
@@ -12,22 +13,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from broker.contract import ConversationCreated, Event, Ownership, Start, codec, replace_surrogates
 from broker.log.admission import check_reply, open_elsewhere
-from broker.log.append_call import Condition, Creator, Entry, Owner, Producer, ToolWriter, Writer, append_arguments
-from broker.log.append_outcomes import Appended as Appended  # noqa: PLC0414  (callers get them from here)
-from broker.log.append_outcomes import Closed as Closed  # noqa: PLC0414
-from broker.log.append_outcomes import Conflict as Conflict  # noqa: PLC0414
-from broker.log.append_outcomes import Duplicate as Duplicate  # noqa: PLC0414
-from broker.log.append_outcomes import Fenced as Fenced  # noqa: PLC0414
-from broker.log.append_outcomes import Lost as Lost  # noqa: PLC0414
-from broker.log.append_outcomes import Outcome as Outcome  # noqa: PLC0414
-from broker.log.append_outcomes import outcome_of
+from broker.log.append_call import (
+    Appended,
+    Closed,
+    Condition,
+    Conflict,
+    Creator,
+    Duplicate,
+    Entry,
+    Lost,
+    Outcome,
+    Owner,
+    Producer,
+    ToolWriter,
+    Writer,
+    append_arguments,
+    outcome_of,
+)
 from broker.log.blobs import Blobs, chunks_of
 from broker.log.entries import NewEvents, decoded, is_at
 from broker.log.follower import Follower
-from broker.log.masked import NOTHING_MASKED, NOTHING_TO_HIDE, Masked
 from broker.log.status import adopted, listed_at_first
 from broker.runtime import (
     ConversationMoved,
@@ -45,6 +54,33 @@ from broker.store import Store
 READ_BATCH = 1_000
 MOST_LOOK_UPS = 8
 """How often an append reads the secrets again because they have changed."""
+
+
+NOTHING_TO_HIDE = Masker()
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """Events with masked secrets, and the masker that was used."""
+
+    events: tuple[Event, ...]
+    masker: Masker
+
+    @classmethod
+    async def of(cls, events: Sequence[Event], masker: Masker) -> Masked:
+        """Mask events."""
+        if not masker:
+            return cls(tuple(events), masker)
+        wires = await asyncio.to_thread(lambda: [masker.wire(event.wire()) for event in events])
+        found = [codec.event_from_wire(wire, event.id) for wire, event in zip(wires, events, strict=True)]
+        return cls(tuple(found), masker)
+
+    def has(self, position: int, masker: Masker) -> bool:
+        """Return whether the event at a position of the append is one of these and was masked with the same secrets."""
+        return position < len(self.events) and masker.values == self.masker.values
+
+
+NOTHING_MASKED = Masked((), NOTHING_TO_HIDE)
 
 
 class EventLog:
@@ -240,7 +276,8 @@ class EventLog:
     ) -> AsyncGenerator[list[Event], None]:
         """Yield the events that `read` returns, in pages of a thousand. Raises the same errors."""
         stream = self.store.keys(conversation_id).events
-        end, last_id = "+" if until is None else f"{until}-0", after
+        end = "+" if until is None else f"{until}-0"
+        last_id = after
         while True:
             batch = await self.store.call("XRANGE", stream, f"{last_id + 1}-0", end, "COUNT", READ_BATCH)
             if batch:
@@ -331,7 +368,8 @@ class EventLog:
         Raises:
             CorruptEntry: there is no such event.
         """
-        stream, name = self.store.keys(conversation_id).events, f"{event_id}-0"
+        stream = self.store.keys(conversation_id).events
+        name = f"{event_id}-0"
         found = await self.store.call("XRANGE", stream, name, name)
         if not found:
             raise CorruptEntry(f"Event {event_id} is missing from the log.")
@@ -401,7 +439,10 @@ class EventLog:
                 data, texts = await self._entry(event, own_masker)
                 contents |= texts
                 answered = answers.get(position) if answers else None
-                entries.append(Entry(data, _route(event) if position in dispatch else "", answered))
+                route = ""
+                if position in dispatch:
+                    route = f"pool:{event.pool_wanted}" if event.pool_wanted else "1"
+                entries.append(Entry(data, route, answered))
             # Blobs are written before the append, although the store may still refuse it.
             for chunk in chunks_of(contents):
                 if (await self.masker(conversation_id)).values != masker.values:
@@ -429,7 +470,3 @@ class EventLog:
         if event.timestamp is None:
             wire["timestamp"] = self.store.clock.now().isoformat()
         return codec.to_entry(wire)
-
-
-def _route(event: Event) -> str:
-    return f"pool:{event.pool_wanted}" if event.pool_wanted else "1"

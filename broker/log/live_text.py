@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.runtime import StoreError
-from broker.store import Store
+from broker.store import Argument, Store
 
 WATCHED_SECONDS = 30.0
 KEPT_SECONDS = 60.0
@@ -54,7 +54,8 @@ class LiveText:
     def __init__(self, store: Store, conversation_id: str) -> None:
         keys = store.keys(conversation_id)
         self._store = store
-        self._live, self._watched = keys.live, keys.watched
+        self._live = keys.live
+        self._watched = keys.watched
         self._seen = b"0-0"
 
     async def announce(self) -> None:
@@ -63,7 +64,12 @@ class LiveText:
 
     async def show(self, pieces: list[Piece]) -> None:
         """Add pieces. If the store refuses them, they are lost."""
-        commands = [("XADD", self._live, "MAXLEN", "~", KEPT_PIECES, "*", "p", _written(piece)) for piece in pieces]
+        commands: list[tuple[Argument, ...]] = []
+        for piece in pieces:
+            text = piece.text[-PIECE_LIMIT_CHARS:]
+            at = None if piece.at is None else piece.at + len(piece.text) - len(text)
+            data = json.dumps({"call": piece.call, "kind": piece.kind, "text": text, "at": at}).encode()
+            commands.append(("XADD", self._live, "MAXLEN", "~", KEPT_PIECES, "*", "p", data))
         with contextlib.suppress(StoreError):
             await self._store.connection.call_many([*commands, ("PEXPIRE", self._live, int(KEPT_SECONDS * 1000))])
 
@@ -106,12 +112,6 @@ class LiveText:
 
 def _place(entry_id: bytes) -> tuple[int, ...]:
     return tuple(map(int, entry_id.split(b"-")))
-
-
-def _written(piece: Piece) -> bytes:
-    text = piece.text[-PIECE_LIMIT_CHARS:]
-    at = None if piece.at is None else piece.at + len(piece.text) - len(text)
-    return json.dumps({"call": piece.call, "kind": piece.kind, "text": text, "at": at}).encode()
 
 
 def _read(written: bytes) -> Piece | None:

@@ -17,7 +17,8 @@ from contextlib import aclosing
 from typing import cast
 
 from broker.contract import Event, EventsLostObservation, codec
-from broker.log.event_log import Closed, EventLog
+from broker.log.append_call import Closed
+from broker.log.event_log import EventLog
 from broker.runtime import EventsLost, UnknownConversation
 from broker.store import Store
 

@@ -102,7 +102,8 @@ class Selected:
         """
         indexes = [await self._index(names) for names in self._store.all_shards]
         chosen: list[str] = []
-        scanned, at_once = 0, min(limit + 1, PAGE)
+        scanned = 0
+        at_once = min(limit + 1, PAGE)
         while scanned < SCANNED:
             places = await self._places(indexes, before, limit=at_once)
             if not places:

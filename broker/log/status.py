@@ -137,7 +137,8 @@ def listed(events: Sequence[Event]) -> dict[str, str | int | float]:
     """Return the index fields for a whole log without an active owner."""
     replies = [event for event in events if isinstance(event, ModelReply)]
     ends = [event for event in events if isinstance(event, DelegateEnded)]
-    usages, status = [reply.usage for reply in replies], status_of(events)
+    usages = [reply.usage for reply in replies]
+    status = status_of(events)
     answered = model_of(events)
     changed = {
         name: value for event in events if isinstance(event, ConversationChanged) for name, value in relisted(event)

@@ -67,7 +67,8 @@ def worker_environment(role: str, environment: Mapping[str, str]) -> dict[str, s
         return dict(environment)
     listed = [*LISTED[role]]
     if role == TOOLS:
-        listed += [*_patterns(environment.get(PASSED_ON, "")), *_named_by(environment.get(MCP_FILE, ""))]
+        listed += [word.strip() for word in environment.get(PASSED_ON, "").split(",")]
+        listed += _named_by(environment.get(MCP_FILE, ""))
     for name in PLACES.get(role, ()):
         schemes, separator, _ = environment.get(name, "").strip().partition("://")
         if separator:
@@ -97,10 +98,6 @@ def say_how_to_pass(variable: str) -> str:
 
 def _fits(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _patterns(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",")]
 
 
 def _named_by(path: str) -> list[str]:

@@ -93,7 +93,9 @@ class AdmissionRefused(DeckhandsError):
     retryable = True
 
     def __init__(self, reason: str, tenant: str, used: int, limit: int, retry_after_seconds: float) -> None:
-        whose = "all tenants without a rule" if tenant == "*" else f"the tenant {tenant!r}" if tenant else "nobody"
+        whose = f"the tenant {tenant!r}" if tenant else "no tenant"
+        if tenant == "*":
+            whose = "all tenants without a rule"
         text = {
             "open": f"{used} conversations of {whose} are not settled; the limit is {limit}.",
             "pace": f"No more than {limit} conversations of {whose} may start per minute.",

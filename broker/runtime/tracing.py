@@ -111,9 +111,14 @@ class RecordedSpan(OpenSpan):
         begun_ns: int,
     ) -> None:
         self.traceparent: str = traceparent
-        self._sink, self.name, self.kind, self.parent_id = sink, name, kind, parent_id
+        self._sink = sink
+        self.name = name
+        self.kind = kind
+        self.parent_id = parent_id
         self.attributes = dict(attributes)
-        self.begun_ns, self.ended_ns, self.error = begun_ns, 0, ""
+        self.begun_ns = begun_ns
+        self.ended_ns = 0
+        self.error = ""
 
     @property
     def trace_id(self) -> str:
@@ -233,7 +238,8 @@ class BatchExporter:
     """
 
     def __init__(self, exporter: SpanExporter, resource: Resource) -> None:
-        self._exporter, self._resource = exporter, resource
+        self._exporter = exporter
+        self._resource = resource
         self._send = getattr(getattr(exporter, "_client", None), "export", None)
         self.is_fast = self._send is not None
 

@@ -17,8 +17,9 @@ from broker.coordination.action_streams import (
 )
 from broker.coordination.ownership import DispatchOutcome, Owners
 from broker.coordination.workspace_orders import WorkspaceOrders
+from broker.log.append_call import Appended
 from broker.log.conversations import Conversations
-from broker.log.event_log import Appended, EventLog
+from broker.log.event_log import EventLog
 from broker.store.connection import Connection
 from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection

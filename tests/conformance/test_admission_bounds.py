@@ -11,7 +11,8 @@ from broker.contract.specs import Tenancy
 from broker.coordination.ownership import Claimed, Owners
 from broker.limits.tenants import TenantTable, memory_bound, publish
 from broker.log.admission import check
-from broker.log.event_log import Appended, Duplicate, EventLog
+from broker.log.append_call import Appended, Duplicate
+from broker.log.event_log import EventLog
 from broker.runtime.errors import AdmissionRefused
 from broker.store.function_libraries import functions_code
 from broker.store.store import Store, open_store

@@ -11,8 +11,9 @@ from broker.contract.actions import MessageAction
 from broker.contract.events import ConversationCreated
 from broker.contract.fencing import Ownership
 from broker.coordination.ownership import Owners
+from broker.log.append_call import Appended, Closed, Conflict, Duplicate, Fenced
 from broker.log.conversations import Conversations
-from broker.log.event_log import Appended, Closed, Conflict, Duplicate, EventLog, Fenced
+from broker.log.event_log import EventLog
 from broker.runtime.errors import ConversationMoved, EventsLost, UnknownConversation, UsageError
 from broker.store.connection import Argument, Connection
 from broker.store.store import Store, open_store

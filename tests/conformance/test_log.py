@@ -12,9 +12,10 @@ from broker.contract.events import ConversationCreated
 from broker.contract.file_events import FileReadObservation
 from broker.contract.observations import CmdOutputObservation
 from broker.coordination.ownership import DispatchOutcome, Owners
+from broker.log.append_call import Appended, Duplicate
 from broker.log.blobs import Blobs
-from broker.log.event_log import Appended, Duplicate, EventLog
-from broker.log.latest_event import find_latest_event
+from broker.log.entries import find_latest_event
+from broker.log.event_log import EventLog
 from broker.runtime.errors import CorruptEntry, EventsLost, StoreTooNew, UnknownConversation, UnknownKind, UsageError
 from broker.store.store import Store
 from tests.broker_parts import CID, act, begin, claim, enter, message, output

@@ -5,7 +5,8 @@ from __future__ import annotations
 from broker.contract.events import ConversationCreated, WorkspaceSpec
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed, routes
 from broker.coordination.membership import Membership
-from broker.log.event_log import Appended, EventLog
+from broker.log.append_call import Appended
+from broker.log.event_log import EventLog
 from broker.store.store import Store
 from tests.broker_parts import CID, act, begin, command, enter, lapse, output, queue, take
 

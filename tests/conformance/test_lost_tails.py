@@ -8,7 +8,8 @@ from broker.contract.codec import checksum_of
 from broker.contract.observations import EventsLostObservation
 from broker.coordination.action_streams import ActionClaimed
 from broker.coordination.ownership import Claimed, Owners
-from broker.log.event_log import Appended, EventLog
+from broker.log.append_call import Appended
+from broker.log.event_log import EventLog
 from broker.log.follower import check_remembered
 from broker.log.lost_tails import name_gap
 from broker.runtime.errors import EventsLost

@@ -11,8 +11,8 @@ from broker.coordination.action_streams import ActionClaimed, ActionReclaimed, N
 from broker.coordination.membership import FACTS_EVERY, Membership, members
 from broker.coordination.ownership import Claimed, NotClaimed, Owners
 from broker.coordination.wakeups import ReadyStream
+from broker.log.append_call import Appended, Fenced
 from broker.log.conversations import Conversations
-from broker.log.event_log import Appended, Fenced
 from broker.store.store import Store
 from broker.testing.manual_clock import ManualClock
 from tests.broker_parts import (

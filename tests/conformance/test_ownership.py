@@ -11,8 +11,8 @@ import pytest
 from broker.contract.fencing import Ownership
 from broker.contract.priority import Priority
 from broker.coordination.ownership import Claimed, NotClaimed, Owners
+from broker.log.append_call import Appended, Fenced
 from broker.log.conversations import Conversations
-from broker.log.event_log import Appended, Fenced
 from broker.runtime.clock import to_millis
 from broker.runtime.errors import OwnershipLost, UnknownConversation
 from broker.store.connection import Connection

@@ -6,7 +6,8 @@ from broker.contract.observations import ToolCallObservation
 from broker.contract.offered_tools import ToolCallAction
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
 from broker.coordination.ownership import DispatchOutcome, Owners
-from broker.log.event_log import Appended, EventLog
+from broker.log.append_call import Appended
+from broker.log.event_log import EventLog
 from broker.store.store import Store
 from tests.broker_parts import CID, act, begin, claim, enter, lapse, output, queue, take
 

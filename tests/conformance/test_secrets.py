@@ -14,8 +14,9 @@ import pytest
 from broker.contract.actions import MessageAction
 from broker.contract.events import ConversationCreated, EventSource
 from broker.coordination.action_streams import ActionClaimed
+from broker.log.append_call import Appended, Conflict
 from broker.log.deletion import Deletion
-from broker.log.event_log import Appended, Conflict, EventLog
+from broker.log.event_log import EventLog
 from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.masking import MASK

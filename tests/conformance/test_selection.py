@@ -7,9 +7,10 @@ import pytest
 from broker.contract.events import AgentSpec, ConversationCreated
 from broker.contract.interventions import ConversationChanged
 from broker.log import selection
+from broker.log.append_call import Appended
 from broker.log.conversations import ConversationRow
 from broker.log.deletion import Deletion
-from broker.log.event_log import Appended, EventLog
+from broker.log.event_log import EventLog
 from broker.log.selection import Selected, Selection
 from broker.log.status import relisted
 from broker.store.store import Store

@@ -11,8 +11,9 @@ from broker.contract.events import ConversationBegun, ConversationCreated
 from broker.contract.timing import Start, Timing
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import Owners, StartStatus
+from broker.log.append_call import Appended, Duplicate
 from broker.log.conversations import Conversations
-from broker.log.event_log import Appended, Duplicate, EventLog
+from broker.log.event_log import EventLog
 from broker.log.expiry import EXPIRED_CODE, expire
 from broker.log.status import status_of
 from broker.runtime.errors import ConversationBusy, OwnershipLost

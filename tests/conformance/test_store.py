@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from broker.contract.events import ConversationCreated
+from broker.log.append_call import Duplicate
 from broker.log.conversations import Conversations
-from broker.log.event_log import Duplicate, EventLog
+from broker.log.event_log import EventLog
 from broker.runtime.errors import OutcomeUnknown, StoreError, StoreMisconfigured, StoreTooNew
 from broker.store import keys
 from broker.store.connection import Connection

@@ -15,9 +15,10 @@ from broker.coordination.membership import Membership
 from broker.coordination.ownership import Claimed, DispatchOutcome, Owners
 from broker.coordination.wakeups import ReadyStream
 from broker.limits.tenants import TenantTable, publish
+from broker.log.append_call import Appended
 from broker.log.conversations import Conversations
 from broker.log.deletion import Deletion
-from broker.log.event_log import Appended, EventLog
+from broker.log.event_log import EventLog
 from broker.store.store import Store
 from tests.broker_parts import command, enter, lapse, output, pending
 

@@ -11,8 +11,8 @@ import pytest
 from broker.contract.actions import AgentDelegateAction
 from broker.contract.agent_state import AgentState
 from broker.contract.specs import Tenancy
+from broker.log.append_call import Appended
 from broker.log.delegates import delegate_conversation
-from broker.log.event_log import Appended
 from deckhands.evaluation.attempts.results import Row
 from tests.broker_parts import claim, enter
 from tests.browser_pages import CHROMIUM, opened

@@ -16,8 +16,9 @@ from broker.coordination.ownership import Owners
 from broker.limits.governor import Governor
 from broker.limits.ledger import Ledger, accounts_of
 from broker.limits.quotas import QuotaTable
+from broker.log.append_call import Appended
 from broker.log.delegates import delegate_conversation
-from broker.log.event_log import Appended, EventLog
+from broker.log.event_log import EventLog
 from broker.store.store import Store
 from deckhands.client.client import Client
 from deckhands.client.reasons.link import Cause, Link, Why

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from broker.contract.actions import MessageAction
 from broker.coordination.action_streams import ActionDelivery, ActionQueue
 from broker.coordination.ownership import NotClaimed, Owners
-from broker.log.event_log import Appended, Duplicate, EventLog
+from broker.log.append_call import Appended, Duplicate
+from broker.log.event_log import EventLog
 from broker.store.store import open_store
 from tests.broker_parts import CID, act, begin, command, enter, message, output, queue
 from tests.stores import LossyWire

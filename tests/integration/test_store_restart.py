@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from broker.coordination.wakeups import ReadyStream
-from broker.log.event_log import Appended, Duplicate
+from broker.log.append_call import Appended, Duplicate
 from broker.store.store import open_store
 from tests.broker_parts import CID, begin, enter, message
 from tests.stores import RealServer, redis_program, running, valkey_program

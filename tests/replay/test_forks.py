@@ -14,7 +14,8 @@ from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction
 from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, ConversationCreated, EventSource, Limits, Observation
 from broker.contract.policies import ConfirmationPolicy, LoopPolicy
-from broker.log.event_log import Appended, Duplicate, EventLog
+from broker.log.append_call import Appended, Duplicate
+from broker.log.event_log import EventLog
 from broker.log.export import events_from_lines
 from broker.log.invariants import violations
 from broker.log.status import Status, status_of

@@ -9,7 +9,8 @@ import pytest
 
 from broker.contract.actions import CondensationAction
 from broker.contract.events import ConversationCreated, Event
-from broker.log.event_log import Appended, EventLog
+from broker.log.append_call import Appended
+from broker.log.event_log import EventLog
 from broker.log.invariants import violations
 from broker.store.store import Store
 from controller_worker.loop.replay import replay
