@@ -2,8 +2,8 @@
 
 Holds: the application alone decides which jobs are sent, and how often. A client that can write to the broker cannot
 make the beat send anything else; an unreadable entry counts as never sent. A key of another type is removed, and so is
-a lock that would never expire. A beat that has lost the lock sends nothing until it holds it again. Keys, in Celery's
-broker: see `jobs_app`.
+a lock that would never expire. A beat that has lost the lock sends nothing until it holds it again.
+Keys, in Celery's broker: see `jobs_app`.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class DoorRequest(Request):  # type: ignore[misc]
         return super().on_failure(exc_info, *arguments, **options)
 
     def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002  (Celery's)
-        """Send an event. For a task that reports its own start, the message sends only its rejection."""
+        """Send an event. `task-started` is left out for a task that reports its own start."""
         if self.task.send_events:
             super().send_event(type, **fields)
         elif type != "task-started" and self._eventer and self._eventer.enabled:

@@ -3,8 +3,8 @@
 Holds: if a job's worker died, the job comes back after `VISIBILITY_SECONDS`, which is longer than any job may take.
 Unacknowledged messages have their own keys, so that this time affects no other application on the same broker. Of any
 number of beats, one sends: it holds a lock, and another takes over when the lock expires.
-Does not: keep messages that Celery's broker loses. A periodic job is sent again when it is next due. Keys, in Celery's
-broker: `deckhands:beat:*`.
+Does not: keep messages that Celery's broker loses. A periodic job is sent again when it is next due.
+Keys, in Celery's broker: `deckhands:beat:*`.
 """
 
 from __future__ import annotations

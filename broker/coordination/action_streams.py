@@ -86,7 +86,7 @@ class ActionReclaimed:
 
 @dataclass(frozen=True, slots=True)
 class NothingToDo:
-    """There is nothing to run: `why` is settled, busy, forwarded to its node, or conversation gone."""
+    """There is nothing to run. `why` says: settled, held by another worker, forwarded to its node, or gone."""
 
     why: str
 

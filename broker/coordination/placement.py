@@ -53,7 +53,7 @@ class NodeOffer(BaseModel):
     cpus: float | None = None
 
     def lacking(self, workspace: WorkspaceSpec) -> list[str]:
-        """Describe the needs of a workspace that this offer does not meet. Its directory is checked elsewhere."""
+        """Return the unmet needs of a workspace, as texts. Its directory is checked elsewhere."""
         needs = workspace.needs or WorkspaceNeeds()
         lacking = [f"the label {label}" for label in needs.labels if label not in self.labels]
         if workspace.sandbox != ANY and workspace.sandbox not in self.sandboxes:

@@ -183,7 +183,7 @@ class Ledger:
         await self._call("deck_budget_withdraw", conversation_id, accounts[0], accounts=accounts)
 
     async def sweep(self) -> None:
-        """Release the reservations of dead workers. Runs at most twice a second over all workers."""
+        """Move the reservations of dead workers to `lost`. Runs at most twice a second over all workers."""
         await self._call("deck_budget_sweep")
 
     async def forget(self, conversation_id: str) -> None:

@@ -76,7 +76,7 @@ class Masked:
         return cls(tuple(found), masker)
 
     def has(self, position: int, masker: Masker) -> bool:
-        """Return whether the event at a position of the append is one of these and was masked with the same secrets."""
+        """Return whether these include the event at a position of the append, masked with the same secrets."""
         return position < len(self.events) and masker.values == self.masker.values
 
 
