@@ -50,7 +50,7 @@ class Creator(NamedTuple):
     Attributes:
         key: idempotency key.
         pool: pool of tool workers for its first action.
-        awaited: who is notified of its end, see `awaited`; empty for no notification.
+        awaited: the caller to notify of its end: `celery` or `stream:<name>`; empty for none.
         elsewhere: number of conversations of its tenant that are open in other shards; None if it is part of a step of
             another conversation, which is neither refused nor counted.
         start: when it may start; None for at once.

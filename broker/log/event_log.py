@@ -125,7 +125,7 @@ class EventLog:
             events: further events of the same append, usually the first message.
             key: idempotency key; the same key for the same id gives a `Duplicate`.
             node: the node of its workspace; empty for the node that claims its first action.
-            awaited: who is notified of its end, see `awaited`; empty for no notification.
+            awaited: the caller to notify of its end: `celery` or `stream:<name>`; empty for none.
             start: when it may start; None for at once.
 
         Raises:
