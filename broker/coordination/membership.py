@@ -176,7 +176,7 @@ class Membership:
         try:
             replies = await self._ask(lambda: self.tick_commands(progress, repeats_facts=repeats))
         except StoreRefused as error:
-            # The sweep found damaged data. Log it and go on: if this worker ended, the next one would find the same.
+            # The sweep found damaged data. Log it and continue: if this worker ended, the next one would find the same.
             _log.error("a sweep failed: %s", error)
             return Tick(0, 0, 0)
         if any(outcome == b"swept" for outcome, *_ in replies):

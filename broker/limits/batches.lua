@@ -11,12 +11,9 @@
 --   :workers
 -- A conversation has at most one call; `step` identifies it: '<iteration>.<attempt>'. Times are milliseconds.
 --
--- A batch is recorded with its calls before it is sent. A worker that finds a batch sent by a dead worker looks for it
--- at
--- the provider before it sends it again. At most one live worker has the lease of a batch. A lane exists while calls
--- wait
--- in it; a batch contains everything needed to serve it. If the store has lost a part of a batch or a queue, it ends:
--- its
+-- A batch is recorded with its calls before it is sent. A worker that finds a batch sent by a dead worker looks for it at
+-- the provider before it sends it again. At most one live worker has the lease of a batch. A lane exists while calls wait
+-- in it; a batch contains everything needed to serve it. If the store has lost a part of a batch or a queue, it ends: its
 -- calls are deleted, and their conversations queue them again.
 
 local store = require('store/prelude')
@@ -95,8 +92,8 @@ local function put(keys, args)
   return {'put'}
 end
 
--- deck_batch_drop: delete a conversation's call, because it is not needed or its result was read.  ARGV cid, step or ''
--- for any
+-- deck_batch_drop: delete a conversation's call, because it is not needed or its result was read.  ARGV cid, step or '' for
+-- any
 -- returns {'none'} {'waiting'} {'sent'} {'done'}
 local function drop(keys, args)
   local shard, cid = keys[1], args[1]
@@ -116,8 +113,7 @@ end
 
 -- deck_batch_seal: make a batch of the waiting calls, if there are enough or the first has waited long enough.
 -- ARGV lane, batch, worker, lease ms, maximum calls, maximum bytes, maximum wait in ms
--- returns {'sealed', number of calls} {'early', ms until it is time}; an empty queue is {'early', -1}, and ends the
--- lane
+-- returns {'sealed', number of calls} {'early', ms until it is time}; an empty queue is {'early', -1}, and ends the lane
 local function seal(keys, args)
   local shard, lane, batch, worker, now = keys[1], args[1], args[2], args[3], store.now_ms(keys[1])
   local queue, most, most_bytes = queue_key(shard, lane), tonumber(args[5]), tonumber(args[6])
@@ -207,8 +203,7 @@ local function lease(keys, args)
 end
 
 -- deck_batch_note: the holder of a batch's lease records its state. A time until the next check ends the lease.
--- ARGV batch, worker, ms until the next check or '' to keep the lease, field, value …; an empty value deletes the
--- field.
+-- ARGV batch, worker, ms until the next check or '' to keep the lease, field, value …; an empty value deletes the field.
 -- The field `provider` is the provider's id of the batch: it has been sent, so the bodies are no longer needed.
 -- returns {'noted'} {'lost'}
 local function note(keys, args)

@@ -3,13 +3,11 @@
 --
 -- Keys are the caller's:  queue   zset  member -> place, the lowest is next
 --                         shares  hash  tenant -> its next place, ':at' -> the latest place that was taken
--- Classes are '0' interactive, '1' normal, '2' batch; each has its own queue. The first class goes first, but every
--- eighth
+-- Classes are '0' interactive, '1' normal, '2' batch; each has its own queue. The first class goes first, but every eighth
 -- turn belongs to the last class and another eighth to the middle one, so that none starves.
 -- Within a class a place is a virtual time, and a tenant's places are 1/weight apart (start-time fair queueing), so
 -- tenants share by weight while they wait and owe nothing afterwards. Without tenants, a place is the time of arrival.
--- Holds: a member that steps back or returns keeps its old place; a new member gets no place before those already
--- taken.
+-- Holds: a member that steps back or returns keeps its old place; a new member gets no place before those already taken.
 
 local store = require('store/prelude')
 local fair_queue = {}
@@ -27,8 +25,7 @@ function fair_queue.classes_at(turn)
   return order or fair_queue.CLASSES, order ~= nil
 end
 
--- Forget the debts of tenants in a queue that may never be empty, once there are many: invented names could fill the
--- store.
+-- Forget the debts of tenants in a queue that may never be empty, once there are many: invented names could fill the store.
 -- Removes tenants whose place has been passed, which owe nothing, and of the others those that owe least.
 local function trim(shares, at)
   if redis.call('HLEN', shares) <= MAX_SHARES then return end
@@ -59,8 +56,7 @@ function fair_queue.charge(shares, tenant, weight, at, next_place)
   return string.format('%.6f', place)
 end
 
--- The place of a new member without a tenant. It differs from the one before it; otherwise names would decide the
--- order.
+-- The place of a new member without a tenant. It differs from the one before it; otherwise names would decide the order.
 function fair_queue.place_at(queue, now)
   local last = redis.call('ZREVRANGE', queue, 0, 0, 'WITHSCORES')[2]
   return last and math.max(now, tonumber(last) + 1) or now

@@ -1,5 +1,4 @@
--- The quotas of models: decide which calls may be made now, and order those that wait. A pool is a model with all its
--- keys.
+-- The quotas of models: decide which calls may be made now, and order those that wait. A pool is a model with all its keys.
 --
 -- Every function takes KEYS pool base, shard base (one hash slot) and derives the real keys from them:
 --   pool base  deck:{0}:quota:<pool>   :limits :level:<key> :warm:<key> :held :called :about :waiting:<priority>
@@ -9,10 +8,8 @@
 --
 -- A call carries the fencing token of its conversation's owner. A former owner cannot change a later one's reservation.
 --
--- A key's levels are token buckets with limits per minute. A bucket holds `burst` seconds' worth and fills so much
--- slower
--- that no sixty seconds ever exceed the limit. The actual usage of a call is settled after it, and may leave a debt.
--- The
+-- A key's levels are token buckets with limits per minute. A bucket holds `burst` seconds' worth and fills so much slower
+-- that no sixty seconds ever exceed the limit. The actual usage of a call is settled after it, and may leave a debt. The
 -- fair queue (fair_queue.lua) orders waiting calls; a priority is one of its classes, and a grant is a turn.
 
 local fair_queue = require('limits/fair_queue')
@@ -162,8 +159,7 @@ local function less(amount, used)
   return rest
 end
 
--- Choose the key for a conversation. Returns it; or nil, the wait in ms, and whether only this conversation has to
--- wait.
+-- Choose the key for a conversation. Returns it; or nil, the wait in ms, and whether only this conversation has to wait.
 local function choose(pool, cid, wanted)
   local best, least, home, home_wait
   for _, key in ipairs(pool.keys) do
@@ -259,8 +255,7 @@ local function take_back(pool)
   end
 end
 
--- Release the permits of dead workers. Their calls may have been made, so only the concurrency is freed, not the
--- amounts.
+-- Release the permits of dead workers. Their calls may have been made, so only the concurrency is freed, not the amounts.
 local function sweep(pool, shard)
   if pool.now - (tonumber(pool.state.swept) or 0) < SWEEP_MS then return end
   pool.state.swept = number_text(pool.now)
@@ -394,8 +389,7 @@ local function enter(pool, cid, args, token)
     wanted = amounts(tonumber(args[3]), tonumber(args[4]))})
 end
 
--- A repeated request may need more or less than before, because the prompt has changed. If its grant is now too small,
--- it
+-- A repeated request may need more or less than before, because the prompt has changed. If its grant is now too small, it
 -- is given back, and the conversation waits with its old place. Returns the grant that remains.
 local function resize(pool, cid, held, wanted, token)
   local waiter = about(pool, cid)
@@ -469,8 +463,7 @@ end
 
 -- deck_quota_settle: release a reservation and record the outcome of the call.
 -- ARGV cid, worker, outcome, input tokens, output tokens, the provider's retry-after in ms or '', took_ms, token
---   outcome 'ok': the tokens were used; 'failed': the same, no reply; 'limited': refused for the quota; 'unsent': never
---   sent
+--   outcome 'ok': the tokens were used; 'failed': the same, no reply; 'limited': refused for the quota; 'unsent': never sent
 -- returns {'settled', next_ms, key, 0, woken …} {'gone', next_ms, '', 0, woken …} {'unknown'}
 local function settle(keys, args)
   local pool = open(keys[1], store.now_ms(keys[2]))

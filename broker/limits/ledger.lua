@@ -3,24 +3,19 @@
 -- Every function takes KEYS shard base ('deck:{0}') and derives the real keys from it:
 --   :budget:<account>    hash  limit, spent, reserved, lost, lost_calls, calls, own, parent, change, deleted
 --   :budget:<account>:children|waiting|wanted     :budgets    :ledger:held|lost|swept|crowded    :workers
--- An account is 'conversation:<id>', 'experiment:<tenant>/<name>' or 'tenant:<name>'. Each has at most one parent;
--- spending
+-- An account is 'conversation:<id>', 'experiment:<tenant>/<name>' or 'tenant:<name>'. Each has at most one parent; spending
 -- in an account counts in all accounts above it. Amounts are nano-USD: integers, so that sums are exact.
 --
 -- A conversation is charged by the sum of its whole log, so a repeated or late charge adds nothing. `own` is that sum;
--- `spent` includes its delegates. The reservation of a call whose worker died, or whose reply was cut off, becomes
--- `lost`:
+-- `spent` includes its delegates. The reservation of a call whose worker died, or whose reply was cut off, becomes `lost`:
 -- the provider may bill it, so it counts against the limit, but it is not `spent`. The reservation of a call in a
 -- provider's batch has no worker ('-') and ends with the reply.
--- The account of a conversation is deleted with it. If it then has a limit, delegates or a call in flight, it is
--- deleted
--- with the last of these: until then, and for a day after, it is marked `deleted`, because a repeated charge would
--- charge
+-- The account of a conversation is deleted with it. If it then has a limit, delegates or a call in flight, it is deleted
+-- with the last of these: until then, and for a day after, it is marked `deleted`, because a repeated charge would charge
 -- the whole log again.
 --
 -- Conversations that wait for an account are served in order of arrival. No overtaking: if smaller calls went first, a
--- large one could wait for ever. Funds are reserved for a woken conversation, but not for long: if it does not respond,
--- it
+-- large one could wait for ever. Funds are reserved for a woken conversation, but not for long: if it does not respond, it
 -- keeps its place for a while and does not block others.
 
 local fair_queue = require('limits/fair_queue')
@@ -206,8 +201,7 @@ local function leave(key, cid)
 end
 
 -- Go through the waiting conversations of an account in order, and set aside their amounts.
--- Returns those that may call now, whether the end of the queue was reached, and the remaining room (nil without a
--- limit).
+-- Returns those that may call now, whether the end of the queue was reached, and the remaining room (nil without a limit).
 local function served(shard, account, now)
   local key, room, turn = budget(shard, account), room_of(shard, account), {}
   local waiting, is_whole = fair_queue.scan(key .. ':waiting')
@@ -379,7 +373,7 @@ local function withdraw(keys, args)
   return reply('withdrawn', '', wake(keys[1], chain, store.now_ms(keys[1])))
 end
 
--- deck_budget_sweep: release the reservations of dead workers, and move keys of another type away.
+-- deck_budget_sweep: move the reservations of dead workers to `lost`, and keys of another type away.
 -- ARGV account …: further accounts whose keys are checked.  returns {'swept', '', woken …}
 local function sweep_now(keys, args)
   for name, kind in pairs({held = 'hash', lost = 'hash', crowded = 'set', swept = 'string'}) do
@@ -423,10 +417,8 @@ local function change_limit(keys, args)
   return reply('changed', limit, wake(shard, chain, store.now_ms(keys[1])))
 end
 
--- deck_budget_forget: delete the account of a deleted conversation. Its spending stays in the accounts above. An
--- account
--- with a limit is kept as long as it has one, and one with delegates or a call in flight until these have ended; a call
--- in
+-- deck_budget_forget: delete the account of a deleted conversation. Its spending stays in the accounts above. An account
+-- with a limit is kept as long as it has one, and one with delegates or a call in flight until these have ended; a call in
 -- a batch ends with the next sweep, because its reply has no receiver.  ARGV cid, account
 -- returns {'forgotten'} {'kept'}
 local function forget(keys, args)
@@ -455,8 +447,7 @@ local function forget(keys, args)
   return {'forgotten'}
 end
 
--- deck_budget_adopt: create the account of a restored conversation, whose spending the accounts above it already
--- include.
+-- deck_budget_adopt: create the account of a restored conversation, whose spending the accounts above it already include.
 -- ARGV sum of its log, account, parent account, spending of its delegates.  returns {'adopted'} {'known'}
 local function adopt(keys, args)
   local shard, account, parent = keys[1], args[2], args[3]

@@ -1,16 +1,16 @@
-"""The function library of the store: its source, its version, and its deployment.
+"""The function library of the store: its source, its version, and how it is deployed.
 
-The version of the functions is the hash of their source and an order. `VERSIONS` has a line for each version. A test
-requires a new line with a higher order for every change of the Lua; the line also states which workers the functions
-still serve.
+The version of the functions is the hash of their source and an order: `VERSIONS` has a line for each. A test makes
+every change of the Lua add a line with a higher one, which also says which workers the functions still serve.
 
-Holds: functions are replaced only by a known newer version, and only if it serves all live workers. Only workers and
-`deckhands setup` deploy; a client deploys only into a store without functions, with its first write. A worker that the
-new functions do not serve hands back its work and stops. It always can, because the arguments of `deck_now` and
-`deck_leave` never change. An announcement expires: a setup that is killed stops workers for a limited time only.
-Does not: coordinate two deployments in the same millisecond: start two versions one after the other.
-Keys: the fields `functions`, `functions:announced` and `functions:announced_until` (seconds of the server's clock) of
-`deck:store`; reads the workers of shard 0.
+Holds: functions are replaced only by a version that is known and newer, and not while a live worker runs that the new
+ones do not serve. Only workers and `deckhands setup` deploy; a client deploys into a store that has no functions at
+all, with its first write. A worker whose functions are replaced by ones that do not serve it hands back and stops;
+`deck_now` and `deck_leave` keep their arguments for ever, so it always can.
+An announcement ends by itself: a setup that is killed stops workers for a limited time only.
+Does not: deploy twice in the same millisecond: start two versions one after the other.
+Keys: the fields `functions`, `functions:announced` and `functions:announced_until` (seconds of
+the server's clock) of `deck:store`; reads the workers of shard 0.
 """
 
 from __future__ import annotations
@@ -32,28 +32,27 @@ from broker.store.connection import Connection, texts_by_name
 
 LIBRARY = "deckhands"
 FOLDERS = ("store", "limits", "log/lua")
-"""The folders of the library's Lua files in the package `broker`. Each file is a module that registers its
-functions."""
+"""Where the Lua of the library is, in the package `broker`: each file is a module, which registers its functions."""
 FIELD, ANNOUNCED, UNTIL = "functions", "functions:announced", "functions:announced_until"
 FACTS = ("HMGET", keys.STORE, "generation", FIELD, ANNOUNCED, UNTIL)
-"""Reads the input of `compare`, except for the server's time."""
+"""Asks for what `compare` needs, but for the server's time."""
 UNCHANGING = frozenset(("deck_now", "deck_leave"))
-"""Functions that every version has with the same arguments. An older or newer process may call them."""
+"""Functions that every version has, with the same arguments: an older or newer process may call them."""
 WORKER_FIELD = "version"
-"""The field with a worker's versions: that of Deckhands, and that of the functions that it was built for."""
+"""What a worker says of itself: its version of Deckhands, and that of the functions it was made for."""
 MOST_DIGITS = 11
 SHOWN_WORKERS = 5
 UNKNOWN_ORDER = 0
 POLL_SECONDS = 0.2
 CHECK_SECONDS = 5.0
-"""How long a long-lived client relies on its last check; a worker checks at each heartbeat."""
+"""How long a client that lives long relies on what it has seen; a worker looks at each beat."""
 
 logger = logging.getLogger(__name__)
 
 
 @cache
 def functions_code() -> str:
-    """Return the source of the function library: every Lua file as a module, loaded by `require`."""
+    """Return the source of the function library: every Lua file as a module, which others get by `require`."""
     files = {
         f"{folder}/{file.name.removesuffix('.lua')}": file.read_text(encoding="utf-8")
         for folder in FOLDERS
@@ -65,7 +64,7 @@ def functions_code() -> str:
     return "".join((f"#!lua name={LIBRARY}\n", _REQUIRE, *modules, *loads))
 
 
-# While a library is loaded, the server offers only `redis`: no `pairs`, no `string`.
+# While a library is loaded, the servers offer nothing but `redis`: no `pairs`, no `string`.
 _REQUIRE = """\
 local sources, modules = {}, {}
 local function require(name)
@@ -80,9 +79,8 @@ class FunctionsVersion:
     """A version of the functions.
 
     Attributes:
-        order: newer versions have a higher one. `UNKNOWN_ORDER` for a build whose Lua is not in `VERSIONS`, or for an
-            invalid stamp.
-        code: the hash of the source.
+        order: newer versions have a higher one; `UNKNOWN_ORDER`: a build whose Lua is not in `VERSIONS`, or no version.
+        code: identifies the source.
         oldest: the lowest order of the workers that these functions serve.
     """
 
@@ -92,18 +90,18 @@ class FunctionsVersion:
 
     @classmethod
     def parse(cls, stamp: str) -> Self:
-        """Parse a `stamp`; any other text has an unknown order."""
+        """Read what `stamp` wrote; anything else has an unknown order."""
         order, _, rest = stamp.partition(":")
         code, _, oldest = rest.partition(":")
         return cls(_number(order), code, _number(oldest))
 
     @property
     def stamp(self) -> str:
-        """The text form, stored by the store and the workers."""
+        """How the store and the workers keep it."""
         return f"{self.order}:{self.code}:{self.oldest}"
 
     def serves(self, caller: FunctionsVersion) -> bool:
-        """Return whether a process built for the version `caller` may call these functions."""
+        """Return whether a process that was made for the version `caller` may call these functions."""
         return self.code == caller.code or 0 < self.oldest <= caller.order < self.order
 
     def __str__(self) -> str:
@@ -113,25 +111,25 @@ class FunctionsVersion:
 VERSIONS = (
     # order, hash of the source, the lowest order of the workers that these functions serve
     FunctionsVersion(1, "ed6afe1baef5af6c", 1),
-    FunctionsVersion(2, "afe756678d7f229c", 1),
+    FunctionsVersion(2, "ea4155011d3ff305", 1),
 )
-"""All versions so far. Add a line at the end with the next order; never change or remove one."""
+"""All versions there have been. Add a line at the end with the next order; never change or remove one."""
 
 
 @cache
 def own_version() -> FunctionsVersion:
-    """Return the version of the functions in this build."""
+    """Return the version of the functions that this build brings."""
     code = hashlib.sha256(functions_code().encode()).hexdigest()[:16]
     unknown = FunctionsVersion(UNKNOWN_ORDER, code, UNKNOWN_ORDER)
     return next((version for version in VERSIONS if version.code == code), unknown)
 
 
 def refusal(stamp: str, announced: str = "") -> StoreTooNew | FunctionsTooOld | None:
-    """Return why this process may not use the functions of a store; None if it may.
+    """Return why this process may not use the functions of a store; None: it may.
 
     Args:
         stamp: the field `functions` of the store.
-        announced: the field `functions:announced`: the version about to be deployed.
+        announced: the field `functions:announced`: the version that is about to replace it.
     """
     own = own_version()
     for text in (stamp, announced):
@@ -155,21 +153,20 @@ def refusal(stamp: str, announced: str = "") -> StoreTooNew | FunctionsTooOld | 
 
 
 class StoreFunctions:
-    """A process's last known state of a store's functions, and whether it may call them.
+    """The functions of a store as one process last saw them, and whether it may call them.
 
     Args:
-        facts: the fields of `deck:store`; None to check nothing.
-        is_worker: whether this process has deployed the functions and checks them at each heartbeat; otherwise it is a
-            client.
+        facts: the fields of `deck:store`; None: nothing is checked.
+        is_worker: whether this process has deployed them and looks at each beat; otherwise it is a client.
     """
 
     def __init__(self, facts: Mapping[str, str] | None = None, *, is_worker: bool = True, now: float = 0.0) -> None:
         self._stamp, self._announced = ((facts or {}).get(name, "") for name in (FIELD, ANNOUNCED))
         self._is_worker = is_worker
-        self._checked = now if not self._announced else -math.inf  # an announcement may have expired
+        self._checked = now if not self._announced else -math.inf  # it may have ended
 
     async def require(self, connection: Connection, clock: Clock) -> None:
-        """Check before a call that writes. A client deploys the functions if the store has none.
+        """Check before a call that writes; a client deploys into a store that has no functions yet.
 
         Raises:
             StoreTooNew, FunctionsTooOld: this client may not call them.
@@ -188,18 +185,18 @@ class StoreFunctions:
             raise refused
 
     async def check(self, connection: Connection) -> None:
-        """Read the fields of the store and check them; raises the errors of `compare`."""
+        """Look again; raises what `compare` does."""
         (_, *facts), time = await connection.call_many([FACTS, ("TIME",)])
         self.compare(*facts, time=time)
 
     def compare(
         self, stamp: bytes | None, announced: bytes | None, until: bytes | None, *, time: Sequence[bytes]
     ) -> None:
-        """Check the fields of the store at the server's time.
+        """Check the fields of the store, at the time that its server said.
 
         Raises:
-            FunctionsReplaced: this worker may no longer call the functions.
-            StoreTooNew, FunctionsTooOld: this client may not call them.
+            FunctionsReplaced: this worker may not call the functions any more.
+            StoreTooNew, FunctionsTooOld: this client may not.
         """
         self._stamp, self._announced = ((text or b"").decode(errors="replace") for text in (stamp, announced))
         if until is not None and _number(until.decode(errors="replace")) < int(time[0]):
@@ -215,22 +212,21 @@ async def deploy(connection: Connection, *, stop_seconds: float = 0.0, is_setup:
     Idempotent.
 
     Args:
-        stop_seconds: ask the workers that the new functions do not serve to stop, and wait this long; 0 not to ask
-            them.
-        is_setup: the user has requested this version: if the store has it, withdraw the announcement of any other.
+        stop_seconds: ask the workers that the new functions do not serve to hand back and stop, and wait so long; 0:
+            do not ask them.
+        is_setup: a person wants this version: if the store has it, withdraw the announcement of any other.
 
     Returns:
         The version that the store has now.
 
     Raises:
-        StoreTooNew: the functions in the store are newer and do not serve this version.
-        FunctionsTooOld: they are older and are kept for now: live workers need them, or this store user may not load
-            any.
+        StoreTooNew: those in the store are newer and do not serve this version.
+        FunctionsTooOld: they are older and stay for now: live workers need them, or this store user may not load any.
     """
     own = own_version()
     facts = texts_by_name(await connection.call("HGETALL", keys.STORE))
     there = FunctionsVersion.parse(facts.get(FIELD, ""))
-    is_loaded = bool(await connection.call("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY))
+    is_loaded = await _are_loaded(connection)
     if there.code == own.code and is_loaded:
         if ANNOUNCED in facts and (is_setup or facts[ANNOUNCED] == own.stamp):
             await connection.call("HDEL", keys.STORE, ANNOUNCED, UNTIL)
@@ -252,12 +248,12 @@ async def deploy(connection: Connection, *, stop_seconds: float = 0.0, is_setup:
     if FIELD in facts and (users := await _stopped(connection, own, stop_seconds)):
         more = f" and {len(users) - SHOWN_WORKERS} more" if len(users) > SHOWN_WORKERS else ""
         raise FunctionsTooOld(
-            f"The functions in the store have version {there}, and running workers need them: "
+            f"The functions in the store have version {there}, and workers at work need them: "
             f"{', '.join(users[:SHOWN_WORKERS])}{more}. Version {own} of this build does not serve these workers.",
             remedy="Stop them, or run `deckhands setup --stop-older` of this version, which asks them to stop.",
         )
     try:
-        # Pipelined, so that hardly any call can run in between. The server replaces all functions or none.
+        # In one go, so that hardly a call can come between. The server replaces all functions at once, or none.
         await connection.call_many(
             [
                 ("FUNCTION", "LOAD", "REPLACE", functions_code()),
@@ -276,7 +272,7 @@ async def deploy(connection: Connection, *, stop_seconds: float = 0.0, is_setup:
 
 
 async def _stopped(connection: Connection, own: FunctionsVersion, stop_seconds: float) -> list[str]:
-    """Ask workers to stop, and return those that still run after `stop_seconds`."""
+    """Ask workers to stop, and return those that run after so many seconds."""
     users = await _cut_off(connection, own)
     if not users or not stop_seconds:
         return users
@@ -290,12 +286,12 @@ async def _stopped(connection: Connection, own: FunctionsVersion, stop_seconds: 
                     await asyncio.sleep(POLL_SECONDS)
         return users
     finally:
-        if users:  # stopped workers may start again
+        if users:  # those that have stopped may start again
             await connection.call("HDEL", keys.STORE, ANNOUNCED, UNTIL)
 
 
 async def _cut_off(connection: Connection, own: FunctionsVersion) -> list[str]:
-    """Return the live workers that this version of the functions would not serve. Calls no function."""
+    """Return the live workers that functions of this version would not serve. Calls no function."""
     names = keys.ShardKeys(0)
     time, clock, flat = await connection.call_many(
         [
@@ -321,5 +317,9 @@ async def _cut_off(connection: Connection, own: FunctionsVersion) -> list[str]:
 
 
 def _number(text: str) -> int:
-    """Parse a number of a stamp; 0 if invalid."""
+    """Return a number of a stamp; 0: it is none."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < MOST_DIGITS else 0
+
+
+async def _are_loaded(connection: Connection) -> bool:
+    return bool(await connection.call("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY))

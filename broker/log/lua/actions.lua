@@ -1,8 +1,7 @@
 -- Actions: their way from the log to a tool worker, which claims them before the side effect.
 -- Keys:  shard base  :act:<route> :act:interactive:<route>  streams  route: 'pool:<name>' or 'node:<name>'
 --        conversation base  :once  hash  q:<action> -> '<stream>|<entry>' that carries it   w:<action> -> its claimer
---                                  n:<action> -> attempts   m:<action> -> it acts now   o:<action> -> ids that settled
---                                  it
+--                                  n:<action> -> attempts   m:<action> -> it acts now   o:<action> -> ids that settled it
 
 local groups = require('log/lua/groups')
 local history = require('log/lua/history')
@@ -194,8 +193,7 @@ local function claim_action(keys, args)
   return {'reclaimed', attempts, before, moves, hidden}
 end
 
--- mark_action: record that an action that workers have died with acts ('1') or only waits ('0'). If its worker dies
--- while
+-- mark_action: record that an action that workers have died with acts ('1') or only waits ('0'). If its worker dies while
 -- it acts, the death counts against it.
 -- ARGV  action id, worker, '1' or '0'.  returns {'marked'} {'lost'}
 local function mark_action(keys, args)

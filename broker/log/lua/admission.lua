@@ -1,8 +1,7 @@
 -- Admission: decides whether a conversation may start now.
 -- Keys:  shard base  :open:<tenant>   zset  unsettled conversations -> created (ms)
 --                    :paces           hash  tenant -> when its allowance for a minute is full again (ms)
---                    :tenants         hash  see tenants.lua; ':memory' -> bound of the server's memory: up to 1 a share
---                    of
+--                    :tenants         hash  see tenants.lua; ':memory' -> bound of the server's memory: up to 1 a share of
 --                                           maxmemory, above 1 bytes, 0 no bound
 --                    :refused         hash  'memory', 'open', 'pace' -> number of refused starts
 -- Only starts are refused. Messages, observations, steps and delegates are admitted until the server is full, so the
@@ -35,8 +34,7 @@ local function is_open(meta)
   return last and not closed and not SETTLED[state]
 end
 
--- The number of open conversations of a tenant. Before a refusal, check the oldest ones and remove those that were lost
--- or
+-- The number of open conversations of a tenant. Before a refusal, check the oldest ones and remove those that were lost or
 -- closed.
 local function open_of(shard, name, most)
   local key = open_key(shard, name)
@@ -68,16 +66,14 @@ local function counted(shard, refusal)
   return refusal
 end
 
--- How many ms to wait until the pace of a tenant allows one more start, and when its allowance is full again after
--- that.
+-- How many ms to wait until the pace of a tenant allows one more start, and when its allowance is full again after that.
 local function pace_of(shard, name, most, now)
   local step = MINUTE_MS / most
   local whole = math.max(store.number_of(store.get(shard .. ':paces', name)) or 0, now) + step
   return math.max(0, whole - now - MINUTE_MS), whole
 end
 
--- Decide whether a conversation of a tenant may start. Returns the refusal; or nil and what to record once it has
--- started.
+-- Decide whether a conversation of a tenant may start. Returns the refusal; or nil and what to record once it has started.
 -- elsewhere: number of the tenant's open conversations in other shards
 function admission.decide(shard, tenant, elsewhere, now)
   local name, _, most, pace = tenants.share_of(shard, tenant)

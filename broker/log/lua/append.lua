@@ -28,8 +28,7 @@ local function given(fields, name)
   return nil
 end
 
--- Record when a new conversation may start: start.delay_ms from now, start.limit_ms until it expires; either may be
--- nil.
+-- Record when a new conversation may start: start.delay_ms from now, start.limit_ms until it expires; either may be nil.
 -- Returns whether it has to wait.
 local function plan_start(shard, meta, cid, now, wall, start)
   local delay, limit = start.delay_ms, start.limit_ms
@@ -195,8 +194,7 @@ local function write_events(a)
   a.last = last
 end
 
--- Write the fields, including those that identify a repetition of this append. A tool's append is identified by the
--- action
+-- Write the fields, including those that identify a repetition of this append. A tool's append is identified by the action
 -- that it answers.
 local function write_fields(a, update, relabels)
   local by, ids, n = a.call.by, a.first .. ':' .. a.last, #update
@@ -251,10 +249,9 @@ end
 -- KEYS  conversation base, shard base
 -- ARGV  cid, the arguments below in a map of MessagePack, the bytes of each event …
 --   by 'create'    key, pool   the conversation must not exist
---                  awaited: who is notified of its end, or nil
---                  inner: it is part of another one's step, and neither refused nor counted; otherwise elsewhere:
---                  number of
---                  the tenant's open conversations in other shards, see admission.lua
+--                  awaited: the caller to notify of its end, 'celery' or 'stream:<name>'; or nil
+--                  inner: it is part of another one's step, and neither refused nor counted; or else
+--                  elsewhere: number of the tenant's open conversations in other shards, see admission.lua
 --                  start: when it may start, see plan_start, or nil
 --   by 'producer'  key
 --                  quiet: send no notification

@@ -16,13 +16,10 @@ local function extend_deadlines(shard, passed)
   end
 end
 
--- Update the shard's time at a beat. If a worker's monotonic clock, which cannot jump, and the server's clock disagree
--- about
--- the gap between two beats, the worker's is right. Its value may be old when it arrives: `lead`, the difference
--- between the
+-- Update the shard's time at a beat. If a worker's monotonic clock, which cannot jump, and the server's clock disagree about
+-- the gap between two beats, the worker's is right. Its value may be old when it arrives: `lead`, the difference between the
 -- shard's time and it, is the smallest one seen. It grows slowly, so that clock drift does not add up.
--- monotonic: the worker's clock in ms; nil if there is none.  is_believed: then trust the server's clock, but never go
--- back.
+-- monotonic: the worker's clock in ms; nil if there is none.  is_believed: then trust the server's clock, but never go back.
 function clock.keep_time(shard, worker, ttl, monotonic, is_believed)
   local about, wall = shard .. ':worker:' .. worker .. ':about', store.wall_ms()
   local said = store.number_of(store.get(about, 'ttl_ms')) or USUAL_TTL_MS

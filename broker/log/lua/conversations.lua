@@ -1,6 +1,5 @@
 -- Conversations: close, expire and delete them.
--- Keys:  shard base  :expiring  zset  conversation -> when it expires   :awaited  zset  conversation -> when to check
--- it
+-- Keys:  shard base  :expiring  zset  conversation -> when it expires   :awaited  zset  conversation -> when to check it
 
 local admission = require('log/lua/admission')
 local groups = require('log/lua/groups')
@@ -37,8 +36,7 @@ local function begin_deletion(keys, args)
   return {'begun'}
 end
 
--- end_deletion: delete a conversation after begin_deletion: its keys, and its members in other keys. Its blobs and
--- files
+-- end_deletion: delete a conversation after begin_deletion: its keys, and its members in other keys. Its blobs and files
 -- must be deleted before, because its log names them.
 -- ARGV  cid.  returns  {'deleted'} {'kept'} {'missing'}   kept: begin_deletion was not called
 local function end_deletion(keys, args)

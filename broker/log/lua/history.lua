@@ -15,8 +15,7 @@ function history.checksum_of(base, id)
   return #found == 1 and string.format('%02x%02x%02x%02x', string.byte(found[1][2][2], 3, 6)) or nil
 end
 
--- Whether the log still holds an event with this id and checksum ('' or nil to skip the check). A store that lost its
--- tail
+-- Whether the log still holds an event with this id and checksum ('' or nil to skip the check). A store that lost its tail
 -- assigns the ids of lost events again.
 function history.remembers(base, id, checksum)
   return not checksum or checksum == '' or history.checksum_of(base, id) == checksum

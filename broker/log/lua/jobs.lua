@@ -3,8 +3,7 @@
 local store = require('store/prelude')
 
 -- hold_job: take, keep or release the lock of a job.
--- KEYS its key, shard base.  ARGV 'take' | 'keep' | 'give', token, time to live in ms.  returns {'held'} {'other'}
--- {'given'}
+-- KEYS its key, shard base.  ARGV 'take' | 'keep' | 'give', token, time to live in ms.  returns {'held'} {'other'} {'given'}
 --   A lock without expiry, or with a longer one than `ms`, was not taken here and is replaced.
 local function hold_job(keys, args)
   local key, what, token, ms = keys[1], args[1], args[2], tonumber(args[3])

@@ -1,12 +1,10 @@
 -- Labels: the indexes of a conversation.
--- Keys:  shard base  :label:<name>=<value>  zset  conversation -> created (ms)   :label:=<tenant>  the same, of a
--- tenant
+-- Keys:  shard base  :label:<name>=<value>  zset  conversation -> created (ms)   :label:=<tenant>  the same, of a tenant
 
 local store = require('store/prelude')
 local labels = {}
 
--- The keys of a conversation's indexes: of its labels, '<name>=<value> …' in meta.label_index, and of its tenant, which
--- is
+-- The keys of a conversation's indexes: of its labels, '<name>=<value> …' in meta.label_index, and of its tenant, which is
 -- indexed as a label without a name.
 local function keys_of(shard, meta)
   local tenant, index = unpack(redis.call('HMGET', meta, 'tenant', 'label_index'))

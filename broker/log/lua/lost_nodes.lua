@@ -9,8 +9,7 @@ local lost_nodes = {}
 
 local NODES_AT_ONCE, LEFT_AT_ONCE = 64, 1000  -- lost nodes per beat, and entries per node
 
--- Send an entry elsewhere. Returns whether it stays: it is an order, or an action in a directory that only this node
--- has.
+-- Send an entry elsewhere. Returns whether it stays: it is an order, or an action in a directory that only this node has.
 local function leave_with(shard, node, stream, entry, about)
   local base = shard .. ':c:' .. about['c']
   local meta, once, place = base .. ':meta', base .. ':once', stream .. '|' .. entry
@@ -22,8 +21,7 @@ local function leave_with(shard, node, stream, entry, about)
   return false
 end
 
--- Send the waiting entries of a lost node to the pools of their conversations. Remove the sent entries, which would
--- block
+-- Send the waiting entries of a lost node to the pools of their conversations. Remove the sent entries, which would block
 -- later ones; also remove orders that have piled up, and an empty stream.
 local function leave_node(shard, node)
   for _, lane in ipairs({':act:interactive:node:', ':act:node:'}) do

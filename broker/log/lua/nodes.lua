@@ -1,14 +1,12 @@
 -- Nodes: the node that holds a conversation's workspace.
--- Keys:  shard base  :nodes  zset  node -> when it counts as lost      conversation base  :meta  node, moves,
--- is_movable
+-- Keys:  shard base  :nodes  zset  node -> when it counts as lost      conversation base  :meta  node, moves, is_movable
 
 local store = require('store/prelude')
 local nodes = {}
 
 nodes.NODE_PATIENCE_MS = 120000
 
--- Whether a node had no heartbeat for so long that its workspaces move elsewhere. A node that was never seen gets the
--- same
+-- Whether a node had no heartbeat for so long that its workspaces move elsewhere. A node that was never seen gets the same
 -- time as others.
 function nodes.is_lost(shard, node)
   local now, deadline = store.now_ms(shard), redis.call('ZSCORE', shard .. ':nodes', node)

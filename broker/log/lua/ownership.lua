@@ -14,8 +14,7 @@ function ownership.is_owner(meta, worker, token)
   return store.get(meta, 'owner') == worker and store.get(meta, 'token') == token
 end
 
--- The set of a worker's conversations. A key of another type is moved away, and the set is rebuilt from the
--- conversations.
+-- The set of a worker's conversations. A key of another type is moved away, and the set is rebuilt from the conversations.
 function ownership.owned_by(shard, worker)
   local key = shard .. ':worker:' .. worker .. ':owned'
   local kind = redis.call('TYPE', key)['ok']
@@ -106,8 +105,7 @@ local function due(keys, args)
   return {'due'}
 end
 
--- mark: record that a step of the conversation runs ('1') or not ('0'). A death of the worker while it runs counts
--- against
+-- mark: record that a step of the conversation runs ('1') or not ('0'). A death of the worker while it runs counts against
 -- the conversation.
 -- ARGV  worker, token, '1' or '0'.  returns {'marked'} {'fenced'}
 local function mark(keys, args)

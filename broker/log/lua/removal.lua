@@ -1,6 +1,6 @@
 -- Removal: hand back the work of a worker that has died or leaves.
--- Keys:  shard base  :workers  zset   :worker:<id>:about|owned|mail   :dead  zset  conversation -> when it became a
--- dead letter
+-- Keys:  shard base  :workers  zset   :worker:<id>:about|owned|mail   :dead  zset  conversation -> when it became a dead
+-- letter
 
 local actions = require('log/lua/actions')
 local groups = require('log/lua/groups')

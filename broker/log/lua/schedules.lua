@@ -3,10 +3,8 @@
 
 local store = require('store/prelude')
 
--- move_schedule: record the progress of a schedule, unless another process has. A schedule paused meanwhile stays
--- paused.
--- KEYS shard base.  ARGV name, the tick that was handled (ms) or '', the next one or '', the expected status, the new
--- one
+-- move_schedule: record the progress of a schedule, unless another process has. A schedule paused meanwhile stays paused.
+-- KEYS shard base.  ARGV name, the tick that was handled (ms) or '', the next one or '', the expected status, the new one
 -- returns {'moved'} {'gone'} {'other'}
 local function move_schedule(keys, args)
   local root, name = keys[1] .. ':schedules', args[1]
@@ -22,8 +20,7 @@ local function move_schedule(keys, args)
 end
 
 -- put_schedule: create, change or remove a schedule, together with its next tick.
--- KEYS shard base.  ARGV name, its expected text or '', its new text or '' to remove it, its next tick (ms) or '',
--- maximum
+-- KEYS shard base.  ARGV name, its expected text or '', its new text or '' to remove it, its next tick (ms) or '', maximum
 --      number of schedules
 -- returns {'put'} {'other'}: it has another text  {'full'}
 local function put_schedule(keys, args)

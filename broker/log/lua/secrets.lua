@@ -4,8 +4,7 @@
 local secrets = {}
 
 -- Whether a writer knows every value that it has to mask. Values are only added, so their number is enough; the sample
--- shows that they belong to this conversation and not to a deleted one with the same id, because each is encrypted with
--- its
+-- shows that they belong to this conversation and not to a deleted one with the same id, because each is encrypted with its
 -- own nonce. If a conversation borrows secrets, they may be in another slot, and its writers look them up.
 function secrets.are_known(base, count, sample)
   local masked, lender = base .. ':masked', base .. ':secrets_of'

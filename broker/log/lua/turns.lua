@@ -1,9 +1,7 @@
 -- Turns: order the entries of a stream when more wait than are taken soon.
 --
--- A stream holds only as many undelivered entries as are taken soon, its window. Further ones wait in a line and enter
--- the
--- stream in their turn, whenever an entry is taken and with each beat. While there is no line, nothing is ordered, and
--- an
+-- A stream holds only as many undelivered entries as are taken soon, its window. Further ones wait in a line and enter the
+-- stream in their turn, whenever an entry is taken and with each beat. While there is no line, nothing is ordered, and an
 -- entry costs one or two more reads.
 -- Keys:  shard base  :turns:<stream>                  hash  picks -> number of turns so far
 --                    :turns:<stream>:<class>          zset  waiting member -> place, the lowest is next
@@ -74,8 +72,7 @@ function turns.line_up(shard, stream, group, member, class, tenant)
   return true
 end
 
--- Take the first member of a class. Returns it; or nil, and whether one waits that may not go now. If its tenant is
--- ahead
+-- Take the first member of a class. Returns it; or nil, and whether one waits that may not go now. If its tenant is ahead
 -- of its share, the member steps back by as much, so that it does not block other tenants.
 local function take_first(shard, line, class, may_go)
   local queue, shares = queue_of(line, class)
@@ -114,10 +111,8 @@ local function take_next(shard, line, may_go)
   return nil
 end
 
--- Whether a member of a pool's line may go to a node that has a line too, as if it were in the node's line, whose place
--- it
--- pays for. The node's virtual time is the place taken last in its line, so tenants get their shares over both lines.
--- If
+-- Whether a member of a pool's line may go to a node that has a line too, as if it were in the node's line, whose place it
+-- pays for. The node's virtual time is the place taken last in its line, so tenants get their shares over both lines. If
 -- the tenant's share forbids it, also returns how far the tenant is ahead.
 function turns.goes_before(shard, line, class, tenant)
   local turn = picks_of(shard, line) + 1

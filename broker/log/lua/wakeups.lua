@@ -3,8 +3,7 @@
 --                           :worker:<id>:mail          stream   conversations that the worker owns
 --                           :unread                    zset     conversation -> time of its latest notification
 --                           :parked                    zset     conversation -> when to wake it
---        conversation base  :meta  rung: an earlier notification is unanswered   ready_id: the entry of that
---        notification
+--        conversation base  :meta  rung: an earlier notification is unanswered   ready_id: the entry of that notification
 
 local groups = require('log/lua/groups')
 local store = require('store/prelude')
@@ -31,8 +30,7 @@ function wakeups.hand_over_ready(shard, stream, cid)
   return true
 end
 
--- Notify the owner of new events by its mailbox, or any worker by the ready stream if there is no owner. Coalesced:
--- nothing
+-- Notify the owner of new events by its mailbox, or any worker by the ready stream if there is no owner. Coalesced: nothing
 -- is added while an earlier notification is unanswered (meta.rung).
 function wakeups.notify_unless(notified, owner, shard, meta, cid, now)
   if notified then return end

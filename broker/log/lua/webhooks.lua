@@ -2,14 +2,12 @@
 -- Keys:  :hooked                hash  tenant, or '*' -> 1: it has webhooks
 --        :news                  zset  conversation -> the first event that webhooks were not notified of
 --        :webhooks              hash  webhook -> its definition (JSON)
---        :webhooks:due          zset  '<webhook> <conversation>', a line of deliveries -> when its first one is due
---        (ms)
+--        :webhooks:due          zset  '<webhook> <conversation>', a line of deliveries -> when its first one is due (ms)
 --        :webhook:<id>:sent     hash  delivery -> its definition and status (JSON)
 --        :webhook:<id>:order    zset  delivery -> when it was planned (ms)
 --        :webhook:<id>:ended    zset  delivery -> when it ended (ms)
 --        :webhook:<id>:line:<conversation>  zset  delivery -> its place
--- A worker holds a line by the exact time at which the line is due again; another time means that another worker has
--- it.
+-- A worker holds a line by the exact time at which the line is due again; another time means that another worker has it.
 
 local store = require('store/prelude')
 local webhooks = {}
@@ -104,8 +102,7 @@ local function take_delivery(keys, args)
 end
 
 -- end_attempt: record the outcome of an attempt, unless another worker has the line now.
--- KEYS shard base.  ARGV webhook, cid, delivery, when the line is due as the caller knows it, its text, ms until the
--- next
+-- KEYS shard base.  ARGV webhook, cid, delivery, when the line is due as the caller knows it, its text, ms until the next
 --      attempt or '' if it has ended, number of ended deliveries to keep
 -- returns {'ended', when the line is due} {'other'}
 local function end_attempt(keys, args)

@@ -78,8 +78,7 @@ end
 -- KEYS shard base.  ARGV worker, ttl_ms, progress (a number that grows while the worker progresses), patience_ms,
 --      its monotonic clock in ms, and from time to time its facts, as in register:
 --      role, n_streams, action stream …, field, value …
--- returns  {'alive', workers removed, conversations woken, repeated notifications, {expired conversation …}, shard's
--- time}
+-- returns  {'alive', workers removed, conversations woken, repeated notifications, {expired conversation …}, shard's time}
 --          {'swept'}
 --          expired: for an ingress or a controller worker, which appends their end
 --          swept: others have taken over everything this worker had
