@@ -6,7 +6,8 @@ A session lost with its process, host or node is resumed by its id if the agent 
 gets the history as text.
 
 Holds: nothing in the log is requested twice. A prompt is given once. The prompt of an agent that continues after a
-crash says that it was interrupted. After `FAILURES` failures in a row, the call fails and the conversation ends in an error.
+crash says that it was interrupted. After `FAILURES` failures in a row, the call fails and the conversation ends in an
+error.
 Does not: know whether the agent's work between its last report and a crash took effect.
 """
 
