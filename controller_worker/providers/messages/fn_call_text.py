@@ -235,7 +235,7 @@ class _CallReader:
         return value
 
     def _is_at_end(self, name: str) -> bool:
-        """Skip the call's end, if it is here, and return whether it is. It may be missing as the stop word."""
+        """Return whether the call ends here, and skip its end. The end may be missing because it is the stop word."""
         if self._text.startswith(CALL_END, self.position):
             self.position += len(CALL_END)
             return True
