@@ -5,8 +5,9 @@ permission request, or end the turn. A message that arrives during a turn become
 A session lost with its process, host or node is resumed by its id if the agent can load it. Otherwise a new session
 gets the history as text.
 
-Holds: nothing in the log is requested twice. A prompt is given once, and an agent that continues after a crash is told
-that it was interrupted. After `FAILURES` failures in a row, the call fails and the conversation ends in an error.
+Holds: nothing in the log is requested twice. A prompt is given once. The prompt of an agent that continues after a
+crash says that it was interrupted. After `FAILURES` failures in a row, the call fails and the conversation ends in an
+error.
 Does not: know whether the agent's work between its last report and a crash took effect.
 """
 

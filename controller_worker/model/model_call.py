@@ -147,8 +147,7 @@ async def _ask_others(
 
     Returns:
         The first reply. Otherwise the first retryable error: one is enough to make another attempt worthwhile.
-        Otherwise
-        the reason why a fallback could not be used. Otherwise the first model's error.
+        Otherwise the reason why a fallback could not be used. Otherwise the first model's error.
     """
     failures = [failure]
     obstacles = list[DeckhandsError]()

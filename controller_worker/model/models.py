@@ -177,8 +177,7 @@ class Models:
         """Return the model that a router chooses for a request. Return any other model unchanged.
 
         Quotas, budgets and keys then apply to the model that is really called. If a router cannot choose, the call asks
-        it
-        again and fails.
+        it again and fails.
 
         Raises:
             ModelNotOffered: the router chose a profile that is not offered to the tenant.

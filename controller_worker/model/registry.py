@@ -135,16 +135,14 @@ def backend_of(config: LLMConfig) -> str:
     """Return the backend: the configured one, else chosen by model and address.
 
     `auto` chooses scripted and replayed models by their prefix. It chooses the Anthropic backend for Claude at
-    Anthropic
-    or at an address with the same protocol. It chooses the OpenAI-compatible backend for any other model with an
-    address
-    and no provider in its name, unless the Responses API is to be used. It chooses litellm for all others.
+    Anthropic or at an address with the same protocol. It chooses the OpenAI-compatible backend for any other model with
+    an address and no provider in its name, unless the Responses API is to be used. It chooses litellm for all others.
 
     Raises:
         LLMConfigError: the configured backend cannot serve the model.
     """
     if config.model == SILENT_MODEL:
-        return "silent"  # a router has no backend of its own; the models it chooses have theirs
+        return "silent"  # a router has no backend; the models it chooses have theirs
     is_script = config.model.startswith(SCRIPTED_PREFIX)
     if config.backend == "scripted" and not is_script:
         raise LLMConfigError(

@@ -86,7 +86,10 @@ class RouterLLM:
 
 
 class MultimodalRouter:
-    """Uses the primary for images and prompts too long for the secondary, then stays; else the secondary."""
+    """Uses the primary for images and long prompts, and the secondary otherwise.
+
+    A prompt is long if it exceeds the secondary. After the first long prompt, the conversation stays with the primary.
+    """
 
     def __init__(self, secondary: str, max_input_tokens: int | None) -> None:
         self._secondary = secondary

@@ -103,8 +103,7 @@ class BatchSpec(BaseModel):
         max_bytes: a batch of this size is sent at once.
         poll_seconds: the interval between checks whether a batch has ended.
         lost_after_seconds: if a batch's sender died and the provider does not list the batch after this time, it counts
-            as
-            never sent.
+            as never sent.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -269,7 +269,7 @@ def _import_litellm(config: LLMConfig) -> ModuleType:
     litellm.suppress_debug_info = True
     litellm.redact_messages_in_exceptions = True
     litellm.telemetry = False
-    # For providers that accept no image addresses, litellm downloads images. Never from the controller's own network.
+    # litellm downloads images for providers that accept no image URLs. It may not do so from the controller's network.
     litellm.user_url_validation = True
     litellm.user_url_allowed_hosts = []
     litellm.modify_params = config.modify_params

@@ -19,8 +19,7 @@ def read_model_file(path: Path, beneath: str | None, what: str, *, limit_bytes: 
 
     Args:
         beneath: the directory below which a conversation may name files, by relative or absolute path. None: the
-            operator
-            named this file.
+            operator named this file.
         what: the kind of file, for errors.
 
     Raises:

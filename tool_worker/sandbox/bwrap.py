@@ -1,8 +1,8 @@
 """The bubblewrap sandbox: separate namespaces for users, processes, files, IPC, host name and network.
 
 Holds:
-    - Programs can write only to the workspace, its home and its /tmp (directories of its own, or bounded file systems
-      in memory), and to /dev/shm in memory.
+    - Programs can write only to the workspace, its home and its /tmp (separate directories, or bounded file systems in
+      memory), and to /dev/shm in memory.
     - All processes end with the first one, which is the host. No other process can end, stop or trace it.
     - No program has a capability or can gain one. The environment contains only given variables.
     - System calls that change the machine are refused (see `seccomp`). The host also restricts writes with the

@@ -248,7 +248,7 @@ def _labels(enclosure: Enclosure) -> Iterator[str]:
 
 
 def _owner(enclosure: Enclosure) -> tuple[int, int]:
-    """Return the user that a container runs as: the owner of its directory. Give the directory away if it is ours."""
+    """Return the user that a container runs as: the owner of its directory, which we first give away if it is ours."""
     directory = enclosure.workspace
     found = directory.stat()
     if found.st_uid != 0:

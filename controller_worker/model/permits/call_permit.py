@@ -85,8 +85,8 @@ class CallPermit:
 
         Args:
             config: the model's settings; None if they cannot be known, in which case the call itself fails.
-            prepare: creates the model's client. If a permit waited for that, it would be used later than the quota
-                assumes.
+            prepare: creates the model's client before the request. A permit that waited for the client would be used
+                later than the quota assumes.
             counted_ratio: exact prompt size divided by the estimate, if the prompt was counted.
 
         Returns:

@@ -79,8 +79,7 @@ def read_calls(
 
     Returns:
         The text before the first call, and the calls that directly follow each other. Text after a call is dropped, and
-        so
-        are the calls behind it: the model wrote them without having seen the result.
+        so are the calls behind it. The model wrote them without having seen the result.
     """
     first = next((found for found in _CALL.finditer(text) if _is_call(found, tools, is_cut=is_cut)), None)
     if first is None:
@@ -107,8 +106,7 @@ def _is_call(found: re.Match[str], tools: Mapping[str, ToolSpec], *, is_cut: boo
     """Return whether a tag starts a call; otherwise the text only mentions it.
 
     It starts one if the inside of a call follows it, or if it stands alone on its line. At the end of the text, the end
-    of
-    a call without parameters may have been the stop word.
+    of a call without parameters may have been the stop word.
     """
     text = found.string
     begin = found.start()
@@ -237,7 +235,7 @@ class _CallReader:
         return value
 
     def _is_at_end(self, name: str) -> bool:
-        """Skip the call's end, if it is here, and return whether it is. It may be missing as the stop word."""
+        """Return whether the call ends here, and skip its end. The end may be missing because it is the stop word."""
         if self._text.startswith(CALL_END, self.position):
             self.position += len(CALL_END)
             return True

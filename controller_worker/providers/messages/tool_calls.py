@@ -66,7 +66,7 @@ def _distinct(call_id: str, taken: set[str]) -> str:
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:
-    """Return the arguments; if the text is not a JSON object, the text under a key of its own."""
+    """Return the arguments; if the text is not a JSON object, the text under a separate key."""
     try:
         parsed = json.loads(arguments or "{}", parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):

@@ -46,8 +46,7 @@ class ChatWire:
         Args:
             cache_marks: mark the system prompt and the last user or tool message for the provider's cache.
             thoughts: the format in which the model accepts its thinking back. Claude, whose thinking is signed, is also
-                the
-                only model that accepts images in tool results.
+                the only model that accepts images in tool results.
         """
         self._cache_marks = cache_marks
         self._mark = CACHE_MARKS[cache_lifetime]
@@ -154,8 +153,7 @@ def _divided(result: Message) -> tuple[Message, Message]:
 
 def _content(message: Message, mark: Mapping[str, str] | None) -> str | list[dict[str, Any]] | None:
     # Differs: the original writes lists whenever the model has vision, caching or tools. Strings are enough for plain
-    # text,
-    # and every OpenAI-compatible server accepts them.
+    # text, and every OpenAI-compatible server accepts them.
     texts = [part.text for part in message.content if isinstance(part, TextPart)]
     # A cache mark needs a content part; a tool result carries it on the message.
     is_marked = mark is not None and bool(message.content) and message.role != "tool"

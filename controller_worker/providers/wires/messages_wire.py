@@ -107,10 +107,8 @@ def turn_ends(messages: Sequence[Message]) -> list[Message]:
     """Return the last message of the previous request and of this one: the positions of the cache marks.
 
     Claude finds a cached prefix by looking back from a mark, but at most 20 blocks, and a turn with many calls has
-    more.
-    The mark at the end of the previous request is where that request stored its prefix. Together with the system
-    prompt's
-    mark, this uses three of the four marks that Claude accepts.
+    more. The mark at the end of the previous request is where that request stored its prefix. Together with the system
+    prompt's mark, this uses three of the four marks that Claude accepts.
     """
     ends: list[Message] = []
     is_wanted = True

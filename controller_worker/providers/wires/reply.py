@@ -108,6 +108,6 @@ def told_usd(value: Any) -> float | None:
 
 
 def counts_of(reply: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the usage of a reply; empty if it is malformed, because the reply is paid for and usable."""
+    """Return the usage of a reply; empty if malformed. The reply is paid for, and usable without it."""
     usage = reply.get("usage")
     return usage if isinstance(usage, Mapping) else {}

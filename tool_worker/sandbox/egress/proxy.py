@@ -2,8 +2,8 @@
 
 Holds:
     - A name is looked up once, by the proxy, which connects to the exact address that it checked.
-    - One request per connection. `h11` parses requests and answers and writes them anew, so the other side cannot find
-      a second request inside one. Encrypted traffic is forwarded unchanged.
+    - One request per connection. `h11` parses requests and answers and writes them again, so the other side cannot
+      find a second request inside one. Encrypted traffic is forwarded unchanged.
     - Connections, their silence and their bytes are limited. Silent connections make room for new ones: the oldest
       without a request, or the longest idle, ends first.
 Does not: inspect encrypted connections. A listed host that serves other sites' content gives access to that, too.
@@ -213,8 +213,7 @@ class EgressProxy:
         origin = passage.origin
         server = _Side(h11.Connection(h11.CLIENT), origin.reader, origin.writer)
         try:
-            host = origin.target.removesuffix(":80").encode("ascii")
-            headers = [(b"Host", host), *_passed_on(request.headers), (b"Connection", b"close")]
+            headers = [(b"Host", _host_line(origin.target)), *_passed_on(request.headers), (b"Connection", b"close")]
             await server.say(h11.Request(method=request.method, target=path, headers=headers))
             sending = asyncio.create_task(self._copy_events(client, server, passage))
             try:
@@ -358,6 +357,10 @@ def _passed_on(headers: h11._headers.Headers) -> list[tuple[bytes, bytes]]:
     named = {option.strip().lower() for name, value in headers if name == b"connection" for option in value.split(b",")}
     left_out = HOP_BY_HOP | {b"host"} | (named - {b"content-length", b"transfer-encoding"})
     return [(name, value) for name, value in headers if name not in left_out]
+
+
+def _host_line(target: str) -> bytes:
+    return target.removesuffix(":80").encode("ascii")
 
 
 async def _answer(client: _Side, status: int, why: str) -> None:
