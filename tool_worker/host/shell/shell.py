@@ -38,7 +38,7 @@ INPUT_LINE_LIMIT_BYTES = 4095
 
 IDLE = "idle"
 SUBMITTED = "submitted"
-BEGUN = "begun"
+BEGUN = "started"
 ENDED = "ended"
 
 KILL_ROUNDS = 50
