@@ -38,7 +38,7 @@ def cli() -> None:
 def main() -> NoReturn:
     """Run the command line and exit."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # not close(): the next file or socket would reuse its descriptor
+        if getattr(sys, name) is None:  # closed: the next file or socket would get its descriptor
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  (for as long as we live)
     if sys.argv[1:] and sys.argv[1] in verbs():
         _load(verbs()[sys.argv[1]])

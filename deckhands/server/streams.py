@@ -117,7 +117,7 @@ class EventStream:
             try:
                 await self._gateway.check_again(self._principal)
             except (StoreUnavailable, OutcomeUnknown):
-                pass  # checked again at the next batch; meanwhile the store is unreadable anyway
+                pass  # checked again next time; meanwhile the store is unreadable anyway
             except DeckhandsError as error:
                 return [Item("problem", problem_of(error))]
         if self._queue.empty():
@@ -242,7 +242,7 @@ def check_room(gateway: Gateway, principal: Principal) -> None:
         )
     if len(gateway.streams) >= gateway.options.max_streams:
         raise Problem(
-            503, "too_many_streams", "The server has reached its limit of open streams.", remedy="Use another."
+            503, "too_many_streams", "The server has reached its limit of open streams.", remedy="Use another server."
         )
 
 
